@@ -94,7 +94,7 @@ struct TableRules {
   const char* noun;         // in messages: "", " of grouped products"
   int32_t bucket_flags;     // SCALED_MM_BUCKET_*
   const char* flags_text;   // in messages: the flags that are expected
-  const char* open_operand; // in messages: the operand that the last bucket must not restrict
+  const char* open_operand; // in messages: what else the last bucket must not restrict
   bool has_modes;
 };
 

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -338,11 +337,11 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
                   "table %.200s: row %d: expected a time model with sizes and rates above 0 and finite times, or none; at most 1024 thread blocks",
                   table->source, int(i));
     }
-    if (rules.has_modes && row.time.unit_m > 0 && row.time.most_parts == 0) {
+    if (rules.has_modes && row.time.unit_m > 0 && (row.time.most_parts == 0 || row.time.wait_us > 0)) {
       return fail(
           SCALED_MM_STATUS_BAD_PARAM,
-          "table %.200s: row %d: expected a time model with most_parts > 0, or none: the choice between rows of a table%s must not depend on a "
-          "bandwidth",
+          "table %.200s: row %d: expected a time model with most_parts > 0 and wait_us of 0 for a table%s, or none: rows whose last bits differ "
+          "must be chosen alike on every GPU",
           table->source, int(i), rules.noun);
     }
     copy->rows[i].name = row.name;
@@ -356,15 +355,17 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
   }
   if (table->num_modes > 0) copy->modes.assign(table->modes, table->modes + table->num_modes);
   copy->buckets.assign(table->buckets, table->buckets + table->num_buckets);
-  const bool timed = std::any_of(copy->rows.get(), copy->rows.get() + copy->num_rows, [](const TableRow& row) { return row.has_time(); });
+  bool timed = false;
+  for (int32_t i = 0; i < copy->num_rows; ++i) timed |= i != copy->fallback_row && copy->rows[i].has_time();
   for (const scaledMMTableBucket_t& bucket : copy->buckets) {
     if (bucket.row == SCALED_MM_FASTEST && rules.has_modes && !timed) {
-      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket takes the fastest row, but no row has a time model", table->source);
+      return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket takes the fastest row, but no row besides the fallback has a time model",
+                  table->source);
     }
     if (bucket.row != SCALED_MM_FASTEST && (bucket.row < 0 || bucket.row >= copy->num_rows)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
-    if ((bucket.flags & ~rules.bucket_flags) != 0) {
+    if ((bucket.flags & ~rules.bucket_flags) != 0 || (bucket.flags & (bucket.flags - 1)) != 0) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source, rules.flags_text,
                   int(bucket.flags));
     }

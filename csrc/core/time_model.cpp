@@ -29,14 +29,14 @@ int32_t usable(int32_t cluster, int32_t multiprocessors) {
 // Of a kernel that shares tiles.
 double shared_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
   const auto ceil_div = [](int64_t value, int64_t by) { return value / by + (value % by != 0); };
-  const int64_t slots = std::max<int64_t>(1, int64_t(device.multiprocessors) * model.resident);
+  const int64_t at_once = std::max<int64_t>(1, int64_t(device.multiprocessors) * model.resident);
   const int64_t tiles = ceil_div(size.M, model.unit_m) * ceil_div(size.N, model.unit_n) * size.count, of_tile = ceil_div(size.K, model.unit_k);
-  const int64_t whole = tiles / slots, rest = tiles % slots;
-  const int64_t blocks = sharing_blocks(rest, of_tile, slots, model.most_parts, model.unit_m);
-  const double rounds = double(whole + (rest > 0));
-  if (blocks == 0) return rounds * (double(of_tile) * model.step_us + model.tile_us);
+  const int64_t whole = tiles / at_once, rest = tiles % at_once;
+  const int64_t blocks = sharing_blocks(rest, of_tile, at_once, model.most_parts, model.unit_m);
+  const double waves = double(whole + (rest > 0));
+  if (blocks == 0) return waves * (double(of_tile) * model.step_us + model.tile_us);
   const double steps = double(whole) * double(of_tile) + double(ceil_div(rest * of_tile, blocks));
-  return steps * model.step_us + rounds * model.tile_us + model.share_us + (blocks % rest ? model.second_us : 0);
+  return steps * model.step_us + waves * model.tile_us + model.sharing_us + (blocks % rest ? model.two_tiles_us : 0);
 }
 
 } // namespace
@@ -46,13 +46,13 @@ bool is_legal(const scaledMMTimeModel_t& model) {
   for (const int64_t size : {model.unit_m, model.unit_n, model.unit_k}) {
     if (size < 1 || size > INT32_MAX) return false;
   }
-  constexpr int32_t kMostBlocks = 1024; // of a unit, in a cluster, on an SM
+  constexpr int32_t kMostBlocks = 1024; // of a unit, in a cluster, on an SM, for a shared tile
   for (const int32_t blocks : {model.blocks, model.cluster, model.resident}) {
     if (blocks < 1 || blocks > kMostBlocks) return false;
   }
   if (model.least_steps < 0 || model.epilogue_overlaps < 0 || model.epilogue_overlaps > 1) return false;
   if (model.most_parts < 0 || model.most_parts > kMostBlocks) return false;
-  for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us, model.share_us, model.second_us}) {
+  for (const double time : {model.start_us, model.step_us, model.tile_us, model.wait_us, model.sharing_us, model.two_tiles_us}) {
     if (!std::isfinite(time) || time < 0) return false;
   }
   for (const double rate : {model.memory, model.l2}) {

@@ -47,7 +47,8 @@ struct Shares {
   }
 };
 
-// Shares the tiles that remain after whole rounds, if the estimate says that this takes less time. The arguments: see sharing_blocks.
+// Shares the tiles that remain after whole rounds, if the estimate says that this takes less time (sharing_blocks, which also explains steps, most
+// and tokens). tiles: of the output. slots: thread blocks that the GPU holds at once.
 inline Shares share_tiles(int64_t tiles, int64_t steps, int64_t slots, int64_t most, int tokens) {
   const int64_t rest = slots > 0 ? tiles % slots : 0;
   const int64_t best = sharing_blocks(rest, steps, slots, most, tokens);

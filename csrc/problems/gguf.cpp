@@ -192,6 +192,6 @@ const ProblemKind kGguf = {"GGUF GEMM",
                            false,
                            make_problem<Gguf>,
                            {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16,
-                            "0 or those of modes", "mode", true}};
+                            "0 or one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16", "mode", true}};
 
 } // namespace scaled_mm

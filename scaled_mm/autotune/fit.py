@@ -15,9 +15,9 @@ from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, Times
 
 LEAST_PRODUCTS = 12  # measured ones, to fit a kernel config
-_FITTED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "memory": "memory"}  # of `Times`, of `TimeModel`
-_FITTED_SHARED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "share": "share_us", "second": "second_us"}
-_MOST = {"memory": 3.0}
+_FITTED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "memory": "memory"}  # fields of `Times`: those of `TimeModel`
+_FITTED_SHARED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "sharing": "sharing_us", "two_tiles": "two_tiles_us"}
+_MOST = {"memory": 3.0}  # of a coefficient; others: 1000
 _LEAST = 1e-4  # of a coefficient: they are fitted as logarithms
 # A product says little about a kernel config that is far from the fastest on it: one half as fast counts exp(-1 / 0.5) + 0.05.
 _NEAR, _FLOOR = 0.5, 0.05
@@ -25,7 +25,7 @@ _OUTLIER = 0.05  # of the relative error; beyond it errors count linearly
 
 
 def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us: float = 0.0) -> dict[str, Times]:
-    """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products.
+    """Coefficients by kernel config, for those with at least LEAST_PRODUCTS measured products; in the section gguf, of those that round weights.
 
     measured: microseconds by product and kernel config, with constant weights. A product may have a fourth number, `count` of `TileTable.fastest`.
     gpu: where they were measured. least_tile_us: lower bound of `tile`, for products with a long K only: the fit cannot separate it from `start`.
@@ -34,10 +34,12 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
     found = {}
     for row in table.rows:
         times = {product: us[row.name] for product, us in measured.items() if row.name in us}
-        if row.name == table.fallback or len(times) < LEAST_PRODUCTS:
+        model = table.time_model(row)
+        has_times = SECTIONS[table.section].same_bits or model.most_parts > 0
+        if row.name == table.fallback or not has_times or len(times) < LEAST_PRODUCTS:
             continue
         weights = [_FLOOR + math.exp(-(times[product] / min(measured[product].values()) - 1) / _NEAR) for product in times]
-        model = _fit(table.time_model(row), list(times.items()), weights, gpu, _mean_m(table), max(_LEAST / 2, least_tile_us))
+        model = _fit(model, list(times.items()), weights, gpu, _mean_m(table), max(_LEAST / 2, least_tile_us))
         rounded = {key: float(f"{getattr(model, name):.3g}") for key, name in _fitted(model).items()}
         found[row.name] = Times(**rounded, wait=model.wait_us)
     return found
@@ -93,7 +95,7 @@ class Choice:
 
 def judge(table: TileTable, measured: Mapping[Product, Mapping[str, float]], gpu: GpuFacts) -> Choice | None:
     """The choice among the measured kernel configs of each product by the table's predictions; None without such products."""
-    models = {row.name: table.time_model(row) for row in table.timed_rows}
+    models = {row.name: table.time_model(row) for row in table.predicted_rows}
     ratios: dict[Product, float] = {}
     mean_m = _mean_m(table)
     for product, us in measured.items():

@@ -26,9 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for axis, what in axes:
         parser.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves for (default: {_GPUS})")
-    which.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight in this GGUF format instead of an INT8 product")
+    parser.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves for (default: {_GPUS})")
+    parser.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight in this GGUF format instead of an INT8 product")
 
 
 def run(args: argparse.Namespace, table: TileTable) -> int:
@@ -149,19 +148,27 @@ def _three_fastest(table: TileTable, M: int, N: int, K: int, gpu: GpuFacts) -> l
     return [row for _, row in table.fastest(M, N, K, gpu=gpu)[:3]] if known else []
 
 
+_OTHER_MODES = {
+    "w4a8": "with q8_1 activations",
+    "w4a16": "in mode w4a16, as for float32 outputs and unpacked weights,",
+    "w16a16": "in mode w16a16, as for float32 activations,",
+}
+
+
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     from scaled_mm.kernels.registry import family_of
     from scaled_mm.tables import load_table
     from scaled_mm.tables.rules import shared_memory_of
-    from scaled_mm.tables.select import block_refusal
+    from scaled_mm.tables.select import MODES, block_refusal
 
     M, N, K = args.M, args.N, args.K
     if (reason := block_refusal(M, N, K, args.format)) is not None:
         return _refused(args, table, reason)
     section = table.gguf or load_table(table.arch).gguf  # as for calls: a tuned table may lack the section
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
-    selection, quantized = (section.select(M, N, K, mode=one) for one in (mode, "w4a8"))
-    exact = section.select(M, N, K, mode="w4a16") if mode == "w16a16" else selection  # as for outputs in float32
+    gpu = None if args.sms is None else _gpu(section, args.sms)
+    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu) for name in MODES}
+    selection = by_mode[mode]
     row, limit = selection.row, shared_memory_of(section)
     family = family_of(row)
     stages, memory = family.stages(row, args.format, limit), family.shared_memory(row, args.format, limit)
@@ -177,12 +184,9 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
             "gpu": section.gpu,
         }
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
-        others = {
-            name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason}
-            for name, one in (("q8_1", quantized), ("float32_out", exact))
-        }
+        modes = {name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason} for name, one in by_mode.items()}
         estimate = {"stages": stages, "shared_memory_bytes": memory}
-        common.print_json({**head, **chosen, **others, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
+        common.print_json({**head, **chosen, "modes": modes, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
         return 0
     print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
@@ -191,10 +195,9 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  kernel  {row.family}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
-    if exact.row != row:
-        print(f"  note    with a float32 output, whose weights are not rounded, {exact.row.name}: {exact.reason}")
-    if quantized.row != row:
-        print(f"  note    with q8_1 activations {quantized.row.name}: {quantized.reason}")
+    for name, what in _OTHER_MODES.items():
+        if (other := by_mode[name]).row != row:
+            print(f"  note    {what} {other.row.name}: {other.reason}")
     for note in family.notes(row, args.format, limit) if M and N else ():
         print(f"  note    {note}")
     if M == 0 or N == 0:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 HELP = "check on this machine that every result equals the reference, bit for bit"
 
 # M, N, K: nothing aligned, decode, one past a tile, one tile of tokens, a prefill chunk. The cheapest come first, because a time limit leaves
-# out the last ones. About five seconds on two CPU cores. On a new GPU machine they wait for their kernels, so N is chosen to need few of those that
-# compile longest: test_verify_names_the_kernels_that_its_products_need counts them.
+# out the last ones. About five seconds on two CPU cores. On a new GPU machine their kernels are compiled first. N is chosen so that few are c3x
+# kernels, which compile longest: test_verify_names_the_kernels_that_its_products_need counts them.
 DEFAULT_SHAPES = ((33, 1000, 1031), (1, 4096, 4096), (17, 2048, 4096), (128, 1024, 4096), (512, 3072, 2048))
 OUT_DTYPES = ("bfloat16", "float16", "float32", "int32")
 

@@ -71,8 +71,8 @@ class _TimeModelC(ctypes.Structure):
         ("memory", ctypes.c_double),
         ("wait_us", ctypes.c_double),
         ("l2", ctypes.c_double),
-        ("share_us", ctypes.c_double),
-        ("second_us", ctypes.c_double),
+        ("sharing_us", ctypes.c_double),
+        ("two_tiles_us", ctypes.c_double),
     ]
 
 

@@ -158,7 +158,7 @@ class Family:
         return 0
 
     def most_parts(self, config: KernelConfig) -> int:
-        """The most thread blocks that share a tile, on average, where they share those that remain after whole rounds; 0: they do not."""
+        """The largest average number of thread blocks for a shared tile, where they share the tiles that remain after whole waves; 0: they do not."""
         return 0
 
     def epilogue_overlaps(self, config: KernelConfig) -> bool:

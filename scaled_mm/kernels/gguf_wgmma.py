@@ -71,10 +71,11 @@ class GgufWgmma(Gguf):
             yield "split_k", f"split_k = {config.split_k}, expected 1 to {MOST_SHARES}: thread blocks that share the K of a tile that is left over"
 
     def most_parts(self, config: KernelConfig) -> int:
-        return config.split_k
+        return config.split_k if config.tile.m > _MMA_TOKENS else 0  # with fewer tokens no weight rounds, and times are for rounded weights
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
-        """Thread blocks per SM that tiles are dealt to (csrc/gguf/wgmma_shape.cuh, kAtOnce)."""
+        """Thread blocks per SM that tiles are dealt to: kAtOnce of csrc/gguf/wgmma_shape.cuh for rounded weights, tiles of 128 rows and at most
+        three stages."""
         return 2 if config.tile.m <= _TWO_PER_SM else 1
 
     def multiply_rate(self, config: KernelConfig, c: Constants) -> float:

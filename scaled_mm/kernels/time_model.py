@@ -11,14 +11,15 @@
     memory  = (M * K + N * K + 2 * M * N) / (memory coefficient * bandwidth of device memory)
     l2      = what all units load, over what an SM receives from L2
 
-Where thread blocks share the tiles that remain after whole rounds (`sharing`), kernel configs differ in their last bits, so the choice between them
-must not depend on a GPU's bandwidth. Memory, which all of them read alike, is left out:
+GGUF kernel configs add floats in different orders, so their last bits differ, and the choice between them must not depend on a GPU's bandwidth. Their
+formula leaves the memory out, whose time is nearly the same for all of them. Thread blocks share the tiles that remain after whole waves (`sharing`):
 
-    time    = start + steps * step + rounds * tile, + share if tiles are shared, + second if a thread block then has parts of two
-    steps   = whole rounds * ceil(K / elements of K in a step) + the largest share of the steps that remain
+    time    = start + steps * step + waves * tile + (sharing if tiles are shared) + (two_tiles if a thread block then has parts of two tiles)
+    steps   = whole waves * ceil(K / elements of K in a step) + ceil(steps of the shared tiles / thread blocks that share them)
 
-The coefficients start, step, tile, share, second (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel config
-without an entry they follow from the architecture's numbers (`estimate`). csrc/core/time_model.h computes the same; a test compares them.
+The coefficients start, step, tile, sharing, two_tiles (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel
+config without an entry they follow from the architecture's numbers (`estimate`); in the section gguf it has no predicted time.
+csrc/core/time_model.cpp computes the same; a test compares them.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Parts(NamedTuple):
 
     @property
     def us(self) -> float:
+        if not (self.memory or self.l2):
+            return self.start + self.compute
         return self.start + math.sqrt(self.compute * self.compute + self.memory * self.memory + self.l2 * self.l2)
 
     def __str__(self) -> str:
@@ -67,7 +70,8 @@ class TimeModel:
     epilogue_overlaps: see the formula.
     start_us, step_us, tile_us, memory: see the formula. wait_us: in addition if weights are not constant, where constant ones are loaded early.
     l2: bytes per microsecond that one SM receives from L2.
-    most_parts: the most thread blocks that share a tile, on average; 0: none do. share_us, second_us: see the formula.
+    most_parts: of the second formula: the largest average number of thread blocks for a shared tile; 0: the first formula.
+    sharing_us, two_tiles_us: see the second formula.
     """
 
     unit_m: int
@@ -85,8 +89,8 @@ class TimeModel:
     wait_us: float
     l2: float
     most_parts: int = 0
-    share_us: float = 0.0
-    second_us: float = 0.0
+    sharing_us: float = 0.0
+    two_tiles_us: float = 0.0
 
     def slots(self, multiprocessors: int) -> int:
         """Units that run at a time."""
@@ -110,16 +114,16 @@ class TimeModel:
         return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, memory, l2, waves)
 
     def _shared(self, M: int, N: int, K: int, gpu: GpuFacts, count: int, constant_b: bool) -> Parts:
-        slots, of_tile = max(1, gpu.multiprocessors * self.resident), -(-K // self.unit_k)
-        whole, rest = divmod(-(-M // self.unit_m) * -(-N // self.unit_n) * count, slots)
-        blocks = sharing_blocks(rest, of_tile, slots, self.most_parts, self.unit_m)
-        rounds = whole + (rest > 0)
+        at_once, of_tile = max(1, gpu.multiprocessors * self.resident), -(-K // self.unit_k)
+        whole, rest = divmod(-(-M // self.unit_m) * -(-N // self.unit_n) * count, at_once)
+        blocks = sharing_blocks(rest, of_tile, at_once, self.most_parts, self.unit_m)
+        waves = whole + (rest > 0)
         if blocks == 0:
-            compute = rounds * (of_tile * self.step_us + self.tile_us)
+            compute = waves * (of_tile * self.step_us + self.tile_us)
         else:
             steps = whole * of_tile + -(-rest * of_tile // blocks)
-            compute = steps * self.step_us + rounds * self.tile_us + self.share_us + (self.second_us if blocks % rest else 0.0)
-        return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, 0.0, 0.0, rounds)
+            compute = steps * self.step_us + waves * self.tile_us + self.sharing_us + (self.two_tiles_us if blocks % rest else 0.0)
+        return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, 0.0, 0.0, waves)
 
     def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> float:
         """The microseconds of `parts` in all. Positive, finite."""

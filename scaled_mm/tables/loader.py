@@ -145,14 +145,16 @@ class _Loader:
         if row_entries == []:
             self._problem((*at, "rows"), "a table needs at least one row")
         buckets, paths = self._buckets(bucket_entries or [], at)
-        # If a bucket is invalid, indices would be off by one. It has already been reported.
         times = self._times(data, at)
+        # If a bucket is invalid, indices would be off by one. It has already been reported.
         if bucket_entries is not None and len(buckets) == len(paths):
-            for finding in rules.bucket_findings(buckets, names, has_modes=bool(at) and SECTIONS[str(at[0])].has_modes, times=times):
+            given = data.get("times") or ()
+            for finding in rules.bucket_findings(buckets, names, has_modes=bool(at) and SECTIONS[str(at[0])].has_modes, times=given):
                 where = (*paths[finding.where[1]], *finding.where[2:]) if len(finding.where) > 1 else (*at, *finding.where)
                 self._problem(where, finding.reason)
         if header is not None:
-            for finding in (*rules.fallback_findings(header.fallback, rows, names), *rules.times_findings(times, header.fallback, rows, names)):
+            sound = [row for row in rows if arch is not None and not config_findings(row, arch)]
+            for finding in (*rules.fallback_findings(header.fallback, rows, names), *rules.times_findings(times, header.fallback, sound, names)):
                 self._problem((*at, *finding.where), finding.reason)
         return dict(rows=tuple(rows), times=times, buckets=tuple(buckets), fallback=header.fallback if header is not None else "")
 
@@ -274,9 +276,9 @@ class _Loader:
                 if "m" in entry:
                     self._problem((*path, "m"), "the group already has an m", of_key=True)
                 entry = {**entry, **shared}
-            if isinstance(entry, dict) and entry.get("activation") == "q8_1":
+            if at and isinstance(entry, dict) and entry.get("activation") == "q8_1":
                 self._problem((*path, "activation"), "renamed: write mode: w4a8", of_key=True)
-                entry = {key: value for key, value in entry.items() if key != "activation"}
+                entry = {key: value for key, value in entry.items() if key != "activation"} | {"mode": "w4a8"}
             for bound in ("m", "n", "k"):
                 if isinstance(entry, dict) and entry.get(bound, 0) is None:
                     self._problem((*path, bound), "empty: write a positive integer or open")

@@ -16,8 +16,8 @@ from scaled_mm.kernels.sections import SECTIONS
 from scaled_mm.tables.schema import Bucket, ModeRule, TileTable, Times
 from scaled_mm.tables.select import FASTEST, describe_bucket
 
-TIMED_MODE = "w16a16"
-"""The mode of GGUF products that the `times` of their section are for."""
+PREDICTED_MODE = "w16a16"
+"""The only mode of GGUF products for which there are `times`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_mod
     findings = []
     for index, bucket in enumerate(buckets):
         if bucket.kernel == FASTEST:
-            if has_modes and bucket.mode != TIMED_MODE:
-                findings.append(Finding(("buckets", index, "kernel"), f"only mode {TIMED_MODE} has predicted times: name a kernel config"))
+            if has_modes and bucket.mode != PREDICTED_MODE:
+                findings.append(Finding(("buckets", index, "kernel"), f"only mode {PREDICTED_MODE} has predicted times: name a kernel config"))
             elif has_modes and not times:
                 findings.append(Finding(("buckets", index, "kernel"), "no kernel config of this section has times: name one"))
         elif bucket.kernel not in row_names:
@@ -87,23 +87,23 @@ def bucket_findings(buckets: Sequence[Bucket], row_names: Sequence[str], has_mod
 
 
 def times_findings(times: Mapping[str, Times], fallback: str, rows: Sequence[KernelConfig], row_names: Sequence[str]) -> list[Finding]:
-    """Entries of `times` for no kernel config, for the fallback, or with the coefficients of another formula. row_names: also those of invalid kernel
-    configs."""
+    """Entries of `times` for no kernel config, for the fallback, or with the coefficients of another formula. rows: the valid kernel configs.
+    row_names: also those of invalid ones."""
     findings = [Finding(("times", name), f"no row is named {name!r}") for name in times if name not in row_names]
     for row in rows:
-        entry = times.get(row.name)
-        if entry is None:
+        if (entry := times.get(row.name)) is None:
             continue
         shares = family_of(row).most_parts(row) > 0
         if SECTIONS[row.section].has_modes and not shares:
-            findings.append(Finding(("times", row.name), "a kernel config that shares no tiles is not chosen by time in this section: leave it out"))
-        elif shares and entry.memory is not None:
-            findings.append(Finding(("times", row.name, "memory"), "the time of a kernel config that shares tiles has no memory: leave it out"))
-        elif not shares and entry.memory is None:
+            why = "only gguf_wgmma kernel configs with tiles of 32 or more tokens have times in this section: leave it out"
+            findings.append(Finding(("times", row.name), why))
+            continue
+        if not shares and entry.memory is None:
             findings.append(Finding(("times", row.name, "memory"), "required key is missing"))
-        elif not shares:
-            extra = [key for key in ("share", "second") if getattr(entry, key)]
-            findings += [Finding(("times", row.name, key), "this kernel config shares no tiles: leave it out") for key in extra]
+        # A kernel config that shares tiles must be chosen alike on every GPU, for constant weights and others.
+        foreign = {"memory": entry.memory, "wait": entry.wait} if shares else {"sharing": entry.sharing, "two_tiles": entry.two_tiles}
+        why = "the times of GGUF kernel configs have none: leave it out" if shares else "of GGUF kernel configs alone: leave it out"
+        findings += [Finding(("times", row.name, key), why) for key, value in foreign.items() if value]
     if fallback in times:
         findings.append(Finding(("times", fallback), "the fallback is not chosen by time: leave it out"))
     return findings

@@ -16,7 +16,7 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.gpu import GpuFacts, typical
 from scaled_mm.kernels.sections import OTHER_SECTIONS, SECTIONS
 from scaled_mm.kernels.time_model import OUT_BYTES, TimeModel, estimate
-from scaled_mm.tables.select import Selection, select_bucket
+from scaled_mm.tables.select import MODES, Selection, select_bucket
 
 _INT64_MAX = 2**63 - 1  # `open` in the C interface
 KernelRow = KernelConfig  # an entry of `rows` in a tile table
@@ -59,7 +59,7 @@ LowerBound = Annotated[StrictInt, Field(ge=0, lt=_INT64_MAX)]
 UpperBound = Annotated[int | None, BeforeValidator(_bound)]
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 GgufMode = Literal["w4a8", "w4a16", "w16a16"]
-MODE_FLAGS = {"w4a8": 2, "w4a16": 4, "w16a16": 8}
+MODE_FLAGS = {mode: 2 << i for i, mode in enumerate(MODES)}
 """SCALED_MM_BUCKET_* of each mode."""
 
 
@@ -68,7 +68,7 @@ class Bucket(BaseModel):
     with the least predicted time (FASTEST).
 
     constant_b: only products whose b is a constant PreparedWeight, which some kernels load before the preceding kernel has ended.
-    mode: only GGUF products of that mode, which "auto" is settled to.
+    mode: only GGUF products of that mode; "auto" is replaced by the mode that it stands for.
     """
 
     model_config = _FROZEN
@@ -100,14 +100,14 @@ class Bucket(BaseModel):
         return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
 
 
-Microseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Microseconds = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class Times(BaseModel):
     """The fitted coefficients of a kernel config's predicted time (`scaled_mm.kernels.time_model` has the formula).
 
-    start, step, tile, wait, share, second: microseconds. memory: the part of the memory's bandwidth, > 0. Kernel configs that share tiles have share
-    and second, and no memory.
+    start, step, tile, wait, sharing, two_tiles: microseconds. memory: a factor on the memory's bandwidth, > 0. GGUF kernel configs have sharing and
+    two_tiles, the others memory.
     """
 
     model_config = _FROZEN
@@ -117,8 +117,8 @@ class Times(BaseModel):
     tile: Microseconds
     memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     wait: Microseconds = 0.0
-    share: Microseconds = 0.0
-    second: Microseconds = 0.0
+    sharing: Microseconds = 0.0
+    two_tiles: Microseconds = 0.0
 
 
 class ModeRule(BaseModel):
@@ -138,7 +138,8 @@ class TileTable(BaseModel):
     tuned: measured on one GPU model by the autotuner. gpu: the driver's name of that model.
     version: the version of scaled_mm that measured it.
     rows: the kernel configs.
-    times: fitted coefficients of their predicted times, by name. Those of the others follow from the architecture's numbers.
+    times: fitted coefficients of their predicted times, by name. Those of the others follow from the architecture's numbers; in `gguf` they have
+        none.
     fallback: the name of the kernel config for products that no other can take (unaligned or strided operands, K = 0).
     grouped: the section for grouped products. Its M is the number of tokens per expert, ceil(tokens / experts).
     block_scaled: the section for block-scaled products.
@@ -193,10 +194,14 @@ class TileTable(BaseModel):
         """The section whose kernel configs these are; "gemm" for a whole table."""
         return self.rows[0].section
 
+    def has_predicted_time(self, row: KernelRow) -> bool:
+        """False for the fallback, and in the section gguf for kernel configs without `times`."""
+        return row.name != self.fallback and (SECTIONS[row.section].same_bits or row.name in self.times)
+
     @property
-    def timed_rows(self) -> tuple[KernelRow, ...]:
+    def predicted_rows(self) -> tuple[KernelRow, ...]:
         """The kernel configs that have a predicted time."""
-        return tuple(row for row in self.rows if row.name != self.fallback and (SECTIONS[row.section].same_bits or row.name in self.times))
+        return tuple(row for row in self.rows if self.has_predicted_time(row))
 
     def predicted_us(self, row: KernelRow, M: int, N: int, K: int, gpu: GpuFacts, constant_b: bool = True, count: int = 1) -> float:
         """The predicted microseconds of a kernel config, one of `rows` or another of the section. The arguments: see `fastest`."""
@@ -220,11 +225,11 @@ class TileTable(BaseModel):
         """(predicted microseconds, kernel config) of those that write rows of N elements of out_bytes, the fastest first; without the fallback.
 
         M, N, K: elements, >= 1. gpu: default the one that the table was tuned on, or a common one of the architecture. Times are those of 16-bit
-        outputs; in the section gguf, where only kernel configs with fitted `times` have one, those of weights that round. count: products in one
-        launch; for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
+        outputs. In the section gguf only kernel configs with `times` are listed, whose times are those of mode w16a16. count: products in one launch;
+        for grouped products, the experts that have rows. block_size: of block-scaled products, 128 or 64.
         """
         gpu = gpu or typical(self.arch, self.gpu)
-        rows = [row for row in self.timed_rows if N * out_bytes % row.store_bytes == 0 and row.block_size <= block_size]
+        rows = [row for row in self.predicted_rows if N * out_bytes % row.store_bytes == 0 and row.block_size <= block_size]
         found = [(self.predicted_us(row, M, N, K, gpu, constant_b, count), row) for row in rows]
         return sorted(found, key=lambda pair: pair[0])
 
@@ -234,7 +239,7 @@ class TileTable(BaseModel):
         """The kernel config for an aligned product of this size, and the reason.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
-        constant_b: whether b is a constant PreparedWeight. mode: of a GGUF product, not "auto"; without one, buckets of a mode serve nothing.
+        constant_b: whether b is a constant PreparedWeight. mode: of a GGUF product, never "auto"; None: no bucket of a mode is used.
         gpu, count: see `fastest`; used by buckets with `kernel: fastest` only.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
@@ -246,7 +251,9 @@ def _time_model(row: KernelRow, arch: str, times: Times | None) -> TimeModel:
     model = estimate(row, arch)
     if times is None:
         return model
-    fitted = dict(start_us=times.start, step_us=times.step, tile_us=times.tile, wait_us=times.wait, share_us=times.share, second_us=times.second)
+    fitted = dict(
+        start_us=times.start, step_us=times.step, tile_us=times.tile, wait_us=times.wait, sharing_us=times.sharing, two_tiles_us=times.two_tiles
+    )
     if times.memory is not None:
         fitted["memory"] = times.memory
     return dataclasses.replace(model, **fitted)

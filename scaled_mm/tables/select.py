@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from scaled_mm.kernels.gpu import GpuFacts
     from scaled_mm.tables.schema import Bucket, TileTable
 
+MODES = ("w4a8", "w4a16", "w16a16")
+"""Of GGUF products, as scaledMMGgufMode_t has them from 1 on."""
+
 FASTEST = "fastest"
 """Instead of a kernel config's name, in a bucket: the one with the least predicted time."""
 
@@ -53,6 +56,8 @@ def select_bucket(
     for axis, size in (("M", M), ("N", N), ("K", K)):
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise BadParamError(f"{axis}: expected an integer >= 0, got {size!r}")
+    if mode is not None and mode not in MODES:
+        raise BadParamError(f"mode: expected {', '.join(MODES)} or None, got {mode!r}")
     if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
@@ -86,7 +91,7 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
     """The fields of scaledMMTimeModel_t of one of a table's kernel configs; all 0 where kernels are not chosen by time, and for
     an architecture of which no GPU is known."""
     arch = ARCHES.get(table.arch)
-    if arch is None or arch.typical is None or row not in table.timed_rows:
+    if arch is None or arch.typical is None or not table.has_predicted_time(row):
         return (0,) * 17
     model = table.time_model(row)
     sizes = (
@@ -101,7 +106,7 @@ def time_fields(table: TileTable, row: KernelConfig) -> tuple[int | float, ...]:
         model.most_parts,
     )
     rates = (model.start_us, model.step_us, model.tile_us, model.memory, model.wait_us, model.l2)
-    return *sizes, *rates, model.share_us, model.second_us
+    return *sizes, *rates, model.sharing_us, model.two_tiles_us
 
 
 def refusal(M: int, N: int, K: int, section: str = TOP_LEVEL) -> str | None:

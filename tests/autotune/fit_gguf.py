@@ -1,8 +1,9 @@
 """Fits times of sm90's GGUF kernel configs to products that were timed on an H200: `python tests/autotune/fit_gguf.py`.
 
-Weights of q4_0 that round (mode w16a16), float16 activations and outputs. Prints, for each weight, how well a fit to all other weights chooses on it;
-how well times fitted to all, and the table's buckets, choose on all of q4_0 and of q8_0; what the buckets lose by these times on random products;
-then the block for the table. Not run by pytest; test_autotune_fit.py checks the measured figures.
+Rounded weights (mode w16a16), float16 activations and outputs. Prints losses, the time of the chosen kernel config over the least measured one: of
+times fitted to the other weights, for each weight of q4_0; of times fitted to all of q4_0, and of the table's buckets, on the same products of
+q4_0 and q8_0. Then the loss of the buckets on random products that were not timed, by these times; then the `times` for the table. Not run by pytest;
+test_autotune_fit.py checks the measured figures.
 """
 
 from __future__ import annotations
@@ -53,17 +54,18 @@ def held_out(measured: Measured, weight: tuple[int, int]) -> Choice:
     return found
 
 
+def chosen_by_buckets(measured: Measured) -> Measured:
+    """The products of which several kernel configs were timed, the one of the table's bucket among them. Earlier tables had fewer tiles."""
+    return {product: us for product, us in measured.items() if len(us) > 1 and TABLE.select(*product, mode="w16a16").row.name in us}
+
+
 def of_buckets(measured: Measured) -> list[float]:
-    """The time of the table's choice over the least measured one, of products of which both were timed."""
-    losses = []
-    for product, us in measured.items():
-        chosen = us.get(TABLE.select(*product, mode="w16a16").row.name)
-        losses += [chosen / min(us.values())] if chosen and len(us) > 1 else []
-    return losses
+    """The losses of the table's buckets, on products as `chosen_by_buckets` gives them."""
+    return [us[TABLE.select(*product, mode="w16a16").row.name] / min(us.values()) for product, us in measured.items()]
 
 
 def predicted_losses(table: TileTable, tokens: tuple[int, int], sizes: tuple[int, int]) -> list[float]:
-    """The predicted time of the buckets' choice over the least predicted one: 1000 random products, of which nothing was timed."""
+    """The predicted time of the buckets' choice over the least predicted one, of 1000 random products that were not timed."""
     dice, losses = random.Random(61), []
     for _ in range(1000):
         product = (dice.randint(*tokens), dice.randrange(*sizes, 8), dice.randrange(*sizes, 32))
@@ -78,15 +80,14 @@ def main() -> None:
         print(f"fitted to the others, on {weight}:", held_out(measured, weight))
     table = with_times(measured)
     for fmt in ("q4_0", "q8_0"):
-        losses = of_buckets(read(fmt))
-        print(f"fitted to all of q4_0, on {fmt}:", judge(table, read(fmt), H200))
-        print(f"the table, on {len(losses)} products of {fmt}: {geometric_mean(losses):.4f} in the mean, {max(losses):.3f} at worst")
+        same = chosen_by_buckets(read(fmt))
+        losses = of_buckets(same)
+        print(f"fitted to all of q4_0, on {fmt}:", judge(table, same, H200))
+        print(f"buckets, on the same {len(losses)} products: {geometric_mean(losses):.4f} in the mean, {max(losses):.3f} at worst")
     for sizes in ((1024, 16384), (256, 3000)):
         for tokens in ((17, 64), (65, 256), (257, 1024), (1025, 4096)):
             losses = predicted_losses(table, tokens, sizes)
-            print(
-                f"by the times, the table's buckets, N and K in {sizes}, tokens in {tokens}: {geometric_mean(losses):.3f}, {max(losses):.2f} at worst"
-            )
+            print(f"by these times, the buckets, N and K in {sizes}, tokens in {tokens}: {geometric_mean(losses):.3f}, {max(losses):.2f} at worst")
     for name, times in table.times.items():
         print(f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in times.model_dump(exclude_defaults=True).items())}}}")
 

@@ -97,7 +97,7 @@ def test_times_of_gguf_kernel_configs_that_follow_the_formula_are_found_again():
     """Products whose tiles are shared evenly, shared unevenly, and not shared."""
     row = gguf.TABLE.row("gguf_wgmma_128x256_k16_x2")
     products = [(M, N, K) for M in (150, 1000, 4000) for N in (1024, 4096, 9000) for K in (512, 4096, 16384)]
-    times = Times(start=1.5, step=2.8, tile=3, share=6, second=12)
+    times = Times(start=1.5, step=2.8, tile=3, sharing=6, two_tiles=12)
     model = gguf.TABLE.model_copy(update={"times": {row.name: times}}).time_model(row)
     measured = {product: {row.name: model.us(*product, gguf.H200)} for product in products}
     found = gguf.with_times(measured)
@@ -106,8 +106,13 @@ def test_times_of_gguf_kernel_configs_that_follow_the_formula_are_found_again():
         assert found.predicted_us(row, *product, gguf.H200) == pytest.approx(us[row.name], rel=0.02)
 
 
+def test_gguf_kernel_configs_that_round_no_weight_are_not_fitted():
+    measured = {(M, N, 4096): {"gguf_mma_16x8_x2": 9.0, "gguf_wgmma_128x16_k16_x3": 8.0} for M in (1, 2, 3, 4) for N in (4096, 8192, 9000, 14336)}
+    assert fit(gguf.TABLE, measured, gguf.H200) == {}
+
+
 def test_times_fitted_to_other_weights_choose_gguf_kernel_configs_well():
-    """The figures of decision 0027: for ten weights, at most so far from the fastest that was timed, in the mean and at worst."""
+    """The figures of decision 0027: for ten weights, the chosen kernel config's time over the least measured one."""
     measured = gguf.read()
     choices = [gguf.held_out(measured, weight) for weight in gguf.weights(measured)]
     assert len(choices) == 10 and sum(choice.products for choice in choices) == 452

@@ -1,9 +1,9 @@
 """Times kernel configs of sm90's GGUF products beside bfloat16: `python tests/autotune/time_gguf.py FILE.json`, on an H200.
 
-Every kernel config whose weights round (mode w16a16, float16 activations and outputs), on random products of two seeds: one with q4_0, to fit times
-to, and one to judge the choice on, with two more formats. `torch.mm` in bfloat16 beside them. Graph replays; weights rotate, so that they come
-from memory. h200_gguf.json and h200_gguf_tiles.json in tests/tables/data are of earlier forms: the first is older than tiles of 144, 160 and 224
-tokens, the second has 129 to 1024 tokens of q4_0.
+Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0, is for the fit, seed 52, with
+two more formats, is held out. `torch.mm` in bfloat16 beside them. Graph replays; weights rotate, so that they come from memory, but for those too
+small for MOST_SETS copies to exceed the L2 cache. h200_gguf.json and h200_gguf_tiles.json in tests/tables/data are of earlier forms: the first is
+older than tiles of 144, 160 and 224 tokens, the second has 129 to 1024 tokens of q4_0.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma
 FITTED, JUDGED = 51, 52  # seeds
 FORMATS = {FITTED: ("q4_0",), JUDGED: ("q4_0", "q5_1", "q8_0")}
 WEIGHTS, TOKENS = {FITTED: 14, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
-ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 64, 12
-SLOTS = 132
+ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 256, 12
+SMS = 132
 
 
 def between(dice: random.Random, least: int, most: int, step: int) -> int:
-    """A multiple of step, its logarithm evenly distributed."""
+    """A multiple of step, log-uniform."""
     return max(least, round(least * (most / least) ** dice.random() / step) * step)
 
 
@@ -41,9 +41,10 @@ def products(seed: int) -> list[tuple[int, int, list[int]]]:
 
 
 def worth_timing(row: KernelRow, M: int, N: int) -> bool:
-    """False for tiles that the tokens fill to less than half, but for small ones, and for small tiles of which there are more than two waves."""
+    """False for tiles of more than 64 tokens of which less than half would be filled; and for tiles of fewer than 128 tokens, if M is more than five
+    of them and the output has more than two of them for each SM."""
     tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
-    return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * SLOTS)
+    return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * SMS)
 
 
 def repeated(calls: Calls) -> Calls:

@@ -34,7 +34,7 @@ def test_a_kernel_may_read_a_weight_early_only_where_the_caller_says_that_it_is_
     assert ask("told", fake_gpu.kernels) == {"True": [True, True], "False": [False, True]}
 
 
-def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, tmp_path):
+def test_a_bucket_of_w4a8_serves_what_is_or_becomes_q8_1_and_nothing_else(ask, tmp_path):
     whole = load_table("sm90")
     generic = whole.row(whole.fallback)
     rows = whole.gguf.rows[:2]
@@ -52,10 +52,10 @@ def test_a_bucket_of_q8_1_serves_what_is_or_becomes_that_and_nothing_else(ask, t
 def test_the_fastest_kernel_config_is_the_same_in_c_and_in_python(ask, tmp_path):
     whole = load_table("sm90")
     tiles = {
-        32: dict(start=0, step=1.55, tile=1.02, share=4.01),
-        128: dict(start=0, step=1.61, tile=1, share=5.57),
-        192: dict(start=0, step=2.06, tile=3.2, share=5.26, second=6.13),
-        256: dict(start=0, step=2.77, tile=2.99, share=6.28, second=11.8),
+        32: dict(start=0, step=1.55, tile=1.02, sharing=4.01),
+        128: dict(start=0, step=1.61, tile=1, sharing=5.57),
+        192: dict(start=0, step=2.06, tile=3.2, sharing=5.26, two_tiles=6.13),
+        256: dict(start=0, step=2.77, tile=2.99, sharing=6.28, two_tiles=11.8),
     }
     times = {row.name: Times(**tiles[row.tile.m]) for row in whole.gguf.rows if row.family == "gguf_wgmma" and row.tile.m in tiles}
     buckets = (whole.gguf.buckets[0], Bucket(mode="w16a16", kernel=FASTEST), Bucket(kernel=whole.gguf.rows[-1].name))

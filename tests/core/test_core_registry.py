@@ -56,7 +56,10 @@ def test_a_table_is_registered_and_replaced():
     [
         (dict(buckets=((OPEN, OPEN, OPEN, 1),)), "a bucket names row 1 of 1"),
         (dict(buckets=((16, OPEN, OPEN, -2), (OPEN, OPEN, OPEN, 0))), "a bucket names row -2 of 1"),
-        (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, -1),)), "a bucket takes the fastest row, but no row has a time model"),
+        (
+            dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, -1),)),
+            "a bucket takes the fastest row, but no row besides the fallback has a time model",
+        ),
         (dict(buckets=((16, OPEN, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, 16, OPEN, 0),)), "the last bucket must be open in M, N and K"),
         (dict(buckets=((OPEN, OPEN, OPEN - 1, 0),)), "the last bucket must be open in M, N and K"),
@@ -80,7 +83,7 @@ def test_a_table_is_registered_and_replaced():
         (dict(kind=GGUF, modes=((8, 0), (OPEN, 1))), "a mode: expected a scaledMMGgufMode_t but AUTO, got 0"),
         (
             dict(kind=GGUF, modes=((OPEN, 2),), buckets=((16, OPEN, OPEN, 0, 1), (OPEN, OPEN, OPEN, 0))),
-            "expected flags 0 or those of modes, got 1",
+            "expected flags 0 or one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, got 1",
         ),
         (dict(kind=GGUF, modes=((OPEN, 2),), buckets=((OPEN, OPEN, OPEN, 0, 2),)), "the last bucket must be open in M, N and K, to any mode"),
         (dict(rows=((None, 1, 1, 1, 1),)), "row 0: expected a name, and alignments and store_bytes of at least 1"),
@@ -95,7 +98,7 @@ def test_a_table_that_cannot_be_used_is_refused_with_the_reason(parts, message):
 MODEL = dict(zip((name for name, _ in binding._TimeModelC._fields_), (64, 64, 128, 1, 1, 1, 0, 1, 0, 2.0, 0.1, 1.0, 1.0, 0.0, 6e4, 0.0, 0.0)))
 
 
-TIMES = ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2", "share_us", "second_us")
+TIMES = ("start_us", "step_us", "tile_us", "wait_us", "memory", "l2", "sharing_us", "two_tiles_us")
 
 
 def with_model(**changes) -> tuple:
@@ -108,9 +111,11 @@ def test_a_bucket_may_take_the_fastest_row():
     register(kind=GGUF, modes=((OPEN, 3),), rows=with_model(most_parts=16), buckets=((OPEN, OPEN, OPEN, -1, 8), (OPEN, OPEN, OPEN, 0)))
 
 
-def test_the_choice_between_gguf_rows_depends_on_no_bandwidth():
-    with pytest.raises(BadParamError, match="row 1: expected a time model with most_parts > 0, or none: the choice between rows of a table of GGUF"):
-        register(kind=GGUF, modes=((OPEN, 3),), rows=with_model(), buckets=((OPEN, OPEN, OPEN, 0),))
+@pytest.mark.parametrize("changes", [{}, {"most_parts": 16, "wait_us": 1.0}])
+def test_the_choice_between_gguf_rows_depends_on_no_bandwidth_and_no_constant_weight(changes):
+    expected = "row 1: expected a time model with most_parts > 0 and wait_us of 0 for a table of GGUF products, or none: rows whose last bits differ"
+    with pytest.raises(BadParamError, match=expected):
+        register(kind=GGUF, modes=((OPEN, 3),), rows=with_model(**changes), buckets=((OPEN, OPEN, OPEN, 0),))
 
 
 @pytest.mark.parametrize(

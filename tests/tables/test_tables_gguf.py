@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from scaled_mm.cli import main
+from scaled_mm.errors import BadParamError
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.kernels.arch import ARCHES
 from scaled_mm.kernels.registry import config_cost, config_findings, family_of
@@ -162,14 +163,14 @@ def test_a_bucket_of_a_mode_serves_that_mode_alone(tmp_path):
     assert section.select(8, 4096, 4096, mode="w4a8").reason.startswith("bucket 0 (M <= 8, any N, any K, mode w4a8) of ")
 
 
-SHARED = {"start": 1.5, "step": 2.8, "tile": 3.0, "share": 6.0, "second": 12.0}
+SHARED = {"start": 1.5, "step": 2.8, "tile": 3.0, "sharing": 6.0, "two_tiles": 12.0}
 WIDEST = "gguf_wgmma_128x256_k16_x2"
 
 
 def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path):
     def edit(document):
         section = document["gguf"]
-        section["times"] = {WIDEST: SHARED, "gguf_wgmma_128x32_k16_x2": {**SHARED, "step": 1.5, "second": 0.0}}
+        section["times"] = {WIDEST: SHARED, "gguf_wgmma_128x32_k16_x2": {**SHARED, "step": 1.5, "two_tiles": 0.0}}
         section["buckets"].insert(0, {"m_min": 17, "mode": "w16a16", "kernel": "fastest"})
 
     path, found = problems(tmp_path, "sm90", edit)
@@ -191,10 +192,13 @@ def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path
         (
             lambda s: s["times"].update(gguf_mma_16x8_x2=SHARED),
             "gguf.times.gguf_mma_16x8_x2",
-            "shares no tiles is not chosen by time",
+            "only gguf_wgmma kernel configs with tiles of 32 or more tokens have times",
         ),
-        (lambda s: s["times"][WIDEST].update(memory=0.9), f"gguf.times.{WIDEST}.memory", "has no memory: leave it out"),
-        (lambda s: s["times"][WIDEST].update(share=-1), f"gguf.times.{WIDEST}.share", "greater than or equal to 0"),
+        (lambda s: s["times"][WIDEST].update(memory=0.9), f"gguf.times.{WIDEST}.memory", "have none: leave it out"),
+        (lambda s: s["times"][WIDEST].update(wait=1.5), f"gguf.times.{WIDEST}.wait", "have none: leave it out"),
+        (lambda s: s["times"].update(gguf_wgmma_128x16_k16_x3=SHARED), "gguf.times.gguf_wgmma_128x16_k16_x3", "with tiles of 32 or more tokens"),
+        (lambda s: s["times"][WIDEST].update(step=1e155), f"gguf.times.{WIDEST}.step", "less than or equal to 1000000000"),
+        (lambda s: s["times"][WIDEST].update(sharing=-1), f"gguf.times.{WIDEST}.sharing", "greater than or equal to 0"),
     ],
 )
 def test_what_is_wrong_with_the_times_is_said_with_its_field(tmp_path, edit, field, reason):
@@ -207,14 +211,37 @@ def test_what_is_wrong_with_the_times_is_said_with_its_field(tmp_path, edit, fie
     assert any(problem.field == field and reason in problem.reason for problem in found), found
 
 
+def test_a_kernel_config_of_the_wrong_family_is_refused_whether_it_has_times_or_not(tmp_path):
+    def edit(document):
+        name = next(iter(document["times"]))
+        next(row for row in document["rows"] if row["name"] == name)["family"] = "wgmma"
+
+    _, found = problems(tmp_path, "sm90", edit)
+    assert len(found) == 1 and found[0].field == "rows[0].family" and found[0].line, found
+
+
+def test_a_mode_that_is_none_is_refused():
+    with pytest.raises(BadParamError, match="mode: expected w4a8, w4a16, w16a16 or None, got 'auto'"):
+        load_table("sm90").gguf.select(10, 4096, 4096, mode="auto")
+
+
+def test_a_bucket_of_a_former_version_has_one_problem(tmp_path):
+    def edit(document):
+        bucket = next(bucket for bucket in document["gguf"]["buckets"] if "mode" in bucket)
+        bucket["activation"] = {"w4a8": "q8_1"}[bucket.pop("mode")]
+
+    _, found = problems(tmp_path, "sm90", edit)
+    assert [problem.reason for problem in found] == ["renamed: write mode: w4a8"], found
+
+
 def test_times_of_other_sections_need_the_memory_and_share_nothing(tmp_path):
     def edit(document):
         name = next(iter(document["times"]))
         document["times"][name] = {"start": 1.0, "step": 0.1, "tile": 1.0}
-        document["times"]["c3x_256x192x128_co"] = {"start": 1.0, "step": 0.1, "tile": 1.0, "memory": 0.9, "share": 1.0}
+        document["times"]["c3x_256x192x128_co"] = {"start": 1.0, "step": 0.1, "tile": 1.0, "memory": 0.9, "sharing": 1.0}
 
     _, found = problems(tmp_path, "sm90", edit)
-    assert sorted(problem.reason for problem in found) == ["required key is missing", "this kernel config shares no tiles: leave it out"]
+    assert sorted(problem.reason for problem in found) == ["of GGUF kernel configs alone: leave it out", "required key is missing"]
 
 
 def test_a_tuned_table_without_the_section_has_that_of_its_architecture():

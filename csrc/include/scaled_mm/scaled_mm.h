@@ -145,10 +145,10 @@ SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
  *             among those that run at a time, least_steps or more for each.
  *   memory  = the bytes of a, b and a 16-bit out, over `memory` times the device's bandwidth
  *   l2      = the bytes that all units load, over `l2` times the number of SMs
- * If most_parts > 0, thread blocks share the tiles that remain after whole rounds, and the time depends on no bandwidth:
+ * If most_parts > 0, thread blocks share the tiles that remain after whole waves, and the time depends on no bandwidth; memory and l2 are not used:
  *   start_us + compute                               + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
- *   compute = steps * step_us + rounds * tile_us, + share_us if tiles are shared, + second_us if a thread block then has parts of two
- *   steps   = whole rounds * ceil(K / unit_k), and the largest share of the steps that remain
+ *   compute = steps * step_us + waves * tile_us + (sharing_us if tiles are shared) + (two_tiles_us if a thread block then has parts of two tiles)
+ *   steps   = whole waves * ceil(K / unit_k) + ceil(steps of the shared tiles / thread blocks that share them)
  * All 0: absent; the row is then not chosen by time. */
 typedef struct {
   int64_t unit_m, unit_n, unit_k; /* rows and columns of out that a unit computes, elements of K in a step of all its parts */
@@ -157,10 +157,10 @@ typedef struct {
   int32_t resident;               /* thread blocks on an SM at a time */
   int32_t least_steps;            /* the fewest of a part of a unit; 0: units are not divided */
   int32_t epilogue_overlaps;      /* 1: a tile's epilogue runs beside the steps of another; 0: after its own */
-  int32_t most_parts;             /* the most thread blocks that share a tile, on average; 0: none do */
+  int32_t most_parts;             /* of the second formula: the largest average number of thread blocks for a shared tile; 0: the first formula */
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */
-  double share_us, second_us;
+  double sharing_us, two_tiles_us;
 } scaledMMTimeModel_t;
 
 typedef struct {
@@ -183,7 +183,7 @@ typedef enum SCALED_MM_ENUM_BASE {
 
 /* A flag of scaledMMTableBucket_t: it serves no product but those whose b is SCALED_MM_TENSOR_CONSTANT. */
 #define SCALED_MM_BUCKET_CONSTANT_B 1
-/* The same, in a SCALED_MM_TABLE_GGUF_GEMM: none but those of a scaledMMGgufMode_t, which AUTO is settled to. */
+/* The same, in a SCALED_MM_TABLE_GGUF_GEMM: none but those of this mode, where AUTO is replaced by the mode that it stands for. */
 #define SCALED_MM_BUCKET_W4A8 2
 #define SCALED_MM_BUCKET_W4A16 4
 #define SCALED_MM_BUCKET_W16A16 8
@@ -196,8 +196,9 @@ typedef enum SCALED_MM_ENUM_BASE {
 /* Serves m_min <= M <= m_max, and so N and K; the first bucket that fits wins; INT64_MAX is open above, 0 below. */
 typedef struct {
   int64_t m_max, n_max, k_max;
-  int32_t row;   /* index into rows, or SCALED_MM_FASTEST */
-  int32_t flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), one of a mode (SCALED_MM_TABLE_GGUF_GEMM alone), or 0 */
+  int32_t row; /* index into rows, or SCALED_MM_FASTEST */
+  int32_t
+      flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16 (SCALED_MM_TABLE_GGUF_GEMM alone), or 0 */
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
 

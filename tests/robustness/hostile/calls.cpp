@@ -28,12 +28,12 @@ scaledMMStatus_t create(scaledMMHandle_t handle, void** d, const Product& p) {
   const Descs s(p);
   auto* made = reinterpret_cast<scaledMMDescriptor_t*>(d);
   static std::atomic<unsigned> turn{0};
-  if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, kProducts[p.kind], s.t, kTensors[p.kind], p.kind == kBlock ? p.mode : 0, p.kernel);
+  if (turn++ % 2) return scaledMMCreateDescriptor(handle, made, kProducts[p.kind], s.t, kTensors[p.kind], p.kind == kGguf ? p.mode : 0, p.kernel);
   switch (p.kind) {
   case kGemm: return create_typed(OperandsOf<kGemm>(), scaledMMCreateGemmDescriptor, handle, made, s, p.kernel);
   case kGrouped: return create_typed(OperandsOf<kGrouped>(), scaledMMCreateGroupedGemmDescriptor, handle, made, s, p.kernel);
   case kBlockScaled: return create_typed(OperandsOf<kBlockScaled>(), scaledMMCreateBlockScaledGemmDescriptor, handle, made, s, p.kernel);
-  case kBlock: return create_typed(OperandsOf<kBlock>(), scaledMMCreateGgufGemmDescriptor, handle, made, s, p.mode, p.kernel);
+  case kGguf: return create_typed(OperandsOf<kGguf>(), scaledMMCreateGgufGemmDescriptor, handle, made, s, p.mode, p.kernel);
   case kGroupedBlockScaled:
     return create_typed(OperandsOf<kGroupedBlockScaled>(), scaledMMCreateGroupedBlockScaledGemmDescriptor, handle, made, s, p.kernel);
   case kKinds: break;
@@ -53,7 +53,7 @@ scaledMMStatus_t calculate(Kind kind, void* object, void* workspace, size_t size
   case kGemm: return calculate_typed(OperandsOf<kGemm>(), scaledMMCalculateGemm, d, workspace, size, p);
   case kGrouped: return calculate_typed(OperandsOf<kGrouped>(), scaledMMCalculateGroupedGemm, d, workspace, size, p);
   case kBlockScaled: return calculate_typed(OperandsOf<kBlockScaled>(), scaledMMCalculateBlockScaledGemm, d, workspace, size, p);
-  case kBlock: return calculate_typed(OperandsOf<kBlock>(), scaledMMCalculateGgufGemm, d, workspace, size, p);
+  case kGguf: return calculate_typed(OperandsOf<kGguf>(), scaledMMCalculateGgufGemm, d, workspace, size, p);
   case kGroupedBlockScaled: return calculate_typed(OperandsOf<kGroupedBlockScaled>(), scaledMMCalculateGroupedBlockScaledGemm, d, workspace, size, p);
   case kKinds: break;
   }

@@ -14,7 +14,7 @@ void set_field(scaledMMTensorDesc_t* t, int field, int64_t value) {
   }
 }
 
-// Each field of each tensor of a product at each of the values, and each tensor left out.
+// Each field of each tensor of a product takes each of the values. Each tensor is also left out, and each absent one added.
 void one_field_at_a_time(scaledMMHandle_t handle, bool on_gpu) {
   Random random(1);
   for (int kind = 0; kind < kKinds; ++kind) {
@@ -59,13 +59,13 @@ void random_fields(scaledMMHandle_t handle, bool on_gpu, uint64_t seed, int roun
   }
 }
 
-// The largest valid sizes, with strides of 0: no computation with them may overflow.
+// The largest valid sizes; GGUF products have strides of 0. No computation may overflow.
 void broadcast_giants(scaledMMHandle_t handle, bool on_gpu) {
   context = "giants";
   Random random(2);
   const int64_t most = INT32_MAX / 32 * 32;
   for (int32_t activation : {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_FLOAT32, SCALED_MM_DTYPE_Q8_1}) {
-    Product p = {kBlock, {}, {}};
+    Product p = {kGguf, {}, {}};
     put(&p, 0, {kFloat, 2, {1, most, -1}, {most, 1, -1}, 16, 0});
     put(&p, 1, {SCALED_MM_DTYPE_Q4_0, 2, {1, most, -1}, {0, 1, -1}, 16, 0});
     put(&p, 2, {activation, 2, {most, most, -1}, {0, activation == SCALED_MM_DTYPE_Q8_1, -1}, 16, 0});

@@ -5,7 +5,7 @@
 //                                             libcuda.so.1 is tests/core/fake_driver.c
 //
 // What must hold: no call crashes; each answers with a status of the header; a failure has a message of its own that starts with the
-// name of an argument; a failed create leaves a null pointer. Kernels get allocations of exactly the bytes that the tensors span.
+// name of an argument or of what failed; a failed create leaves a null pointer. Kernels get allocations of exactly the bytes that the tensors span.
 // Exit status 0: all of it held.
 #pragma once
 
@@ -42,7 +42,7 @@ scaledMMStatus_t checked(const char* file, int line, scaledMMStatus_t status);
 
 // ---- the kinds of product
 
-enum Kind { kGemm, kGrouped, kBlockScaled, kBlock, kGroupedBlockScaled, kKinds }; // those that have tables
+enum Kind { kGemm, kGrouped, kBlockScaled, kGguf, kGroupedBlockScaled, kKinds }; // kinds of product that have a table
 constexpr int32_t kProducts[] = {SCALED_MM_GEMM, SCALED_MM_GROUPED_GEMM, SCALED_MM_BLOCK_SCALED_GEMM, SCALED_MM_GGUF_GEMM,
                                  SCALED_MM_GROUPED_BLOCK_SCALED_GEMM};
 constexpr int kTensors[] = {10, 11, 6, 4, 7}; // operands, out included
@@ -50,7 +50,7 @@ constexpr const char* kGot[] = {"got a GEMM descriptor", "got a grouped GEMM des
                                 "got a GGUF GEMM descriptor", "got a grouped block-scaled GEMM descriptor"}; // in a refusal of the wrong kind
 static_assert(std::size(kProducts) == kKinds && std::size(kTensors) == kKinds && std::size(kGot) == kKinds, "each kind has an entry in each list");
 constexpr int kMost = SCALED_MM_MAX_OPERANDS;
-extern std::atomic<long> launches[kKinds]; // of products that are not empty
+extern std::atomic<long> launches[kKinds]; // launches of products that are not empty
 
 struct Product {
   Kind kind;

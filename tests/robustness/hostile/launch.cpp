@@ -35,7 +35,7 @@ int64_t span_of(const scaledMMTensorDesc_t& t) {
 void launch(const Product& p, void* d, size_t workspace_size, Random& random) {
   double work = 1;
   for (int i = 0; i < p.tensors[0].ndim; ++i) work *= double(p.tensors[0].shape[i]);
-  work *= double(p.tensors[p.kind == kBlock ? 2 : 1].shape[p.tensors[p.kind == kBlock ? 2 : 1].ndim - 1]);
+  work *= double(p.tensors[p.kind == kGguf ? 2 : 1].shape[p.tensors[p.kind == kGguf ? 2 : 1].ndim - 1]);
   void* pointers[kMost] = {};
   std::vector<void*> allocated;
   bool fits = work < 20000 && workspace_size < size_t(kMostBytes);
@@ -47,7 +47,7 @@ void launch(const Product& p, void* d, size_t workspace_size, Random& random) {
     allocated.push_back(pointers[i] = malloc(size_t(bytes)));
     for (int64_t at = 0; at < bytes; ++at) static_cast<uint8_t*>(pointers[i])[at] = uint8_t(random() & 0x3f); // floats stay small
     if ((p.kind == kGrouped || p.kind == kGroupedBlockScaled) && i == 6 && bytes >= 4)
-      memset(pointers[i], pick(random, {0, 0x80, 0xff, 0x7f}), 4); // offsets are not believed
+      memset(pointers[i], pick(random, {0, 0x80, 0xff, 0x7f}), 4); // kernels do not trust expert offsets
   }
   if (fits) {
     void* workspace = malloc(workspace_size);

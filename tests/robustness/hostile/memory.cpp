@@ -37,12 +37,12 @@ void without_memory(const char* what, scaledMMStatus_t last, const Call& call) {
 
 void no_host_memory(scaledMMHandle_t cpu, scaledMMHandle_t gpu, const char* kernels) {
 #if defined(HOSTILE_UNDER_THREAD_SANITIZER)
-  return; // its pthread_once knows no exceptions
+  return; // its pthread_once does not support exceptions
 #endif
   const std::string name(100, 'n');
   without_memory("tables", SCALED_MM_STATUS_SUCCESS, [&] {
     Table t;
-    t.of_blocks();
+    t.of_gguf();
     t.rows[1].name = t.table.source = name.c_str();
     return scaledMMRegisterTable(&t.table);
   });

@@ -92,7 +92,7 @@ void unknown_out_dtype(scaledMMHandle_t cpu) {
     Product p = plain(Kind(kind));
     void* d = nullptr;
     p.tensors[0].dtype = 77;
-    if (kind != kBlock) put(&p, 5, vector(77, 16));
+    if (kind != kGguf) put(&p, 5, vector(77, 16));
     EXPECT_MESSAGE(create(cpu, &d, p), BAD_TENSOR_DTYPE, "out: expected");
   }
 }

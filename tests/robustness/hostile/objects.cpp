@@ -52,7 +52,7 @@ void refuse_kind(Kind kind, void* object, const char* got) {
   EXPECT_MESSAGE(calculate(kind, object, nullptr, 0, none), BAD_PARAM, got);
 }
 
-// So do all functions of descriptors.
+// All functions of descriptors refuse the object, and say what it is.
 void refuse_object(Kind kind, void* object, const char* got) {
   size_t bytes;
   int32_t type, id;
@@ -91,7 +91,7 @@ void wrong_objects() {
     const Descs descs(plain(Kind(kind)));
     const int32_t own = kProducts[kind];
     void* const none[kMost] = {};
-    int unknown = 0; // the first number that is none
+    int unknown = 0; // the first number that is no scaledMMProduct_t
     while (scaledMMGetOperandName(unknown, 0) != nullptr) ++unknown;
     for (int product : {-1, unknown, INT_MAX, INT_MIN}) {
       EXPECT_MESSAGE(scaledMMCheckTensors(d, product, descs.t, kMost), BAD_PARAM, "product: expected a scaledMMProduct_t");

@@ -73,8 +73,8 @@ Product good_block_scaled(Random& random, int64_t M, int64_t N, int64_t K, int32
   return p;
 }
 
-Product good_block(Random& random, int64_t M, int64_t N, int64_t K, int32_t out) {
-  Product p = {kBlock, {}, {}};
+Product good_gguf(Random& random, int64_t M, int64_t N, int64_t K, int32_t out) {
+  Product p = {kGguf, {}, {}};
   const int32_t format = pick(random, {SCALED_MM_DTYPE_Q4_0, SCALED_MM_DTYPE_Q4_1, SCALED_MM_DTYPE_Q5_1, SCALED_MM_DTYPE_Q8_0});
   const int32_t activation = pick(random, {SCALED_MM_DTYPE_Q8_1, SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32});
   K = K / 32 * 32;
@@ -102,7 +102,7 @@ Product good_grouped_block_scaled(Random& random, int64_t M, int64_t N, int64_t 
   return p;
 }
 
-constexpr Product (*kGood[])(Random& random, int64_t M, int64_t N, int64_t K, int32_t out) = {good_gemm, good_grouped, good_block_scaled, good_block,
+constexpr Product (*kGood[])(Random& random, int64_t M, int64_t N, int64_t K, int32_t out) = {good_gemm, good_grouped, good_block_scaled, good_gguf,
                                                                                               good_grouped_block_scaled};
 static_assert(std::size(kGood) == kKinds, "each kind has a function that makes a good product");
 
@@ -118,7 +118,7 @@ Product good(Random& random, Kind kind) {
 
 Product plain(Kind kind) {
   Random random(5);
-  Product p = kGood[kind](random, 5, 16, kind == kBlock ? 64 : 48, kFloat);
+  Product p = kGood[kind](random, 5, 16, kind == kGguf ? 64 : 48, kFloat);
   if (kind == kGemm || kind == kGrouped) put(&p, 4, vector(kFloat, 1));
   return p;
 }

@@ -11,7 +11,7 @@ constexpr int kRowwiseKinds = std::size(kRowwiseProducts);
 
 } // namespace
 
-// With and without changes of operands, functions and outputs. hostile_kernels.cpp has no kernels for them.
+// Valid calls, and calls with a changed operand, function, output or epsilon. hostile_kernels.cpp has no kernels for them.
 void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
   constexpr int kOperands[] = {9, 8, 6}, kBytes = 1 << 16;
   alignas(16) static char memory[kBytes];
@@ -25,11 +25,10 @@ void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
     double epsilon = kind == 1 ? 1e-6 : 0;
     const int64_t M = pick(random, {0, 1, 5}), N = pick(random, {0, 1, 8, 33});
     const int32_t x = pick(random, {SCALED_MM_DTYPE_FLOAT16, SCALED_MM_DTYPE_BFLOAT16, SCALED_MM_DTYPE_FLOAT32});
-    const auto of_kind = [&](std::initializer_list<int> places) { return places.begin()[kind]; }; // -1: it has none
+    const auto of_kind = [&](std::initializer_list<int> places) { return places.begin()[kind]; };
     scaledMMTensorDesc_t t[SCALED_MM_MAX_OPERANDS];
     bool present[SCALED_MM_MAX_OPERANDS] = {};
     const auto place = [&](int i, const scaledMMTensorDesc_t& desc) {
-      if (i < 0) return;
       t[i] = desc;
       present[i] = true;
     };
@@ -68,7 +67,7 @@ void rowwise(scaledMMHandle_t handle, bool on_gpu, int rounds) {
       if (present[i] || below(random, 16) == 0) pointers[i] = below(random, 16) ? memory + below(random, kBytes) / 16 * 16 : nullptr;
     }
     const scaledMMStatus_t calculated = CALL(scaledMMCalculate(d, product, nullptr, 0, pointers, kOperands[kind], nullptr));
-    REQUIRE((calculated == SCALED_MM_STATUS_SUCCESS) <= on_gpu); // on a GPU only empty ones are made
+    REQUIRE((calculated == SCALED_MM_STATUS_SUCCESS) <= on_gpu); // on a GPU, where there are no kernels, only empty products have a descriptor
     EXPECT(scaledMMDestroyDescriptor(d), SUCCESS);
   }
   for (int of_kind : made) REQUIRE(of_kind > rounds / 60);

@@ -13,7 +13,7 @@ struct Table {
 
   Table() = default;
   Table(const Table&) = delete;
-  void of_blocks() {
+  void of_gguf() {
     table.kind = SCALED_MM_TABLE_GGUF_GEMM;
     table.modes = modes;
     table.num_modes = 2;

@@ -43,7 +43,7 @@ void all_at_once(const char* kernels, int rounds) {
       REQUIRE(own == scaledMMGetLastErrorMessage());
       if (round % 8 == 0) {
         Table t;
-        if (below(random, 2)) t.of_blocks();
+        if (below(random, 2)) t.of_gguf();
         EXPECT(scaledMMRegisterTable(&t.table), SUCCESS);
         EXPECT(scaledMMLoadKernels(kernels), SUCCESS);
         EXPECT(scaledMMLoadKernels("/no/such/library.so"), BAD_PARAM);
