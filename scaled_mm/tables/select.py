@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scaled_mm.errors import K_BOUNDS, BadParamError, InternalError
 from scaled_mm.gguf_formats import BLOCK, lookup
 from scaled_mm.kernels.arch import ARCHES
+from scaled_mm.kernels.dtypes import GGUF_MODES
 from scaled_mm.kernels.sections import SECTIONS, TOP_LEVEL
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from scaled_mm.kernels.gpu import GpuFacts
     from scaled_mm.tables.schema import Bucket, TileTable
 
-MODES = ("w4a8", "w4a16", "w16a16")
-"""Of GGUF products, as scaledMMGgufMode_t has them from 1 on."""
+MODES = GGUF_MODES[1:]
+"""Of GGUF products, without "auto"."""
 
 FASTEST = "fastest"
 """Instead of a kernel config's name, in a bucket: the one with the least predicted time."""
