@@ -56,7 +56,7 @@ def multiply(name: str, tensor: sm.QuantizedTensor, tokens: int, device: torch.d
     rows, k = tensor.shape
     q = tensor.q.to(device)
     packed = sm.pack_block_weight(q, tensor.fmt)  # once per weight; the blocks may be freed afterwards
-    x = torch.randn(tokens, k, device=device).half()
+    x = torch.randn(tokens, k, generator=torch.Generator().manual_seed(1)).to(device).half()  # the same on every run
     y = sm.block_linear(x, packed, out_dtype=torch.float32, mode="w4a16")  # [tokens, rows]
     want = x.double() @ sm.dequantize_block(q, tensor.fmt).double().t()
     error = float((y.double() - want).norm() / want.norm())

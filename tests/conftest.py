@@ -1,8 +1,10 @@
-"""Fixtures shared by all tests: the device; the smoke set; and the rule that GPU tests are left out in one visible line."""
+"""Fixtures shared by all tests: the device; the random numbers of torch; the smoke set; and the rule that GPU tests are left out in one visible
+line."""
 
 from __future__ import annotations
 
 import os
+import zlib
 
 import pytest
 from smoke import SMOKE
@@ -34,6 +36,12 @@ def pytest_terminal_summary(terminalreporter, exitstatus, config) -> None:
     count = sum(1 for report in terminalreporter.stats.get("skipped", []) if "no CUDA GPU" in str(report.longrepr))
     if count:
         terminalreporter.write_line(f"not run: {count} GPU tests, there is no CUDA GPU here (they run by `pytest -m gpu`)")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures, which may draw
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """torch's default generators start alike whichever tests ran before: a test has the same data alone, in a suite and on every machine."""
+    torch.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])

@@ -80,10 +80,11 @@ def _table(result):
     table.add_column("figure")
     table.add_column("value", justify="right")
     if result.perplexity is not None:
-        table.add_row("perplexity", f"{result.perplexity:.3f}")
+        reference = result.reference_perplexity
+        change = "" if reference is None else f" ({100 * (result.perplexity / reference - 1):+.2f} %)"
+        table.add_row("perplexity", f"{result.perplexity:.3f}{change}")
     if result.reference_perplexity is not None:
-        change = 100 * (result.perplexity / result.reference_perplexity - 1)
-        table.add_row("perplexity of the reference", f"{result.reference_perplexity:.3f} ({change:+.2f} %)")
+        table.add_row("perplexity of the reference", f"{result.reference_perplexity:.3f}")
         table.add_row("KL(reference || model), nats", f"{result.kl:.4f}")
         table.add_row("top-1 agreement", f"{100 * result.top1:.1f} %")
     if result.cosine is not None:

@@ -32,10 +32,11 @@ def test_the_example_multiplies_what_it_loads_from_a_file(tmp_path, capsys):
 
 def test_the_example_converts_the_k_quants_of_a_file(tmp_path, capsys):
     gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "k.gguf", "llama")
-    for fmt, size in (("q4_k", 144), ("q5_k", 176), ("q6_k", 210)):
-        blocks = torch.full((32, 2 * size), 0x2B, dtype=torch.uint8)  # every float16 is 0.056
-        writer.add_tensor(fmt, blocks.numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
+    writer, generator = gguf.GGUFWriter(tmp_path / "k.gguf", "llama"), torch.Generator().manual_seed(0)
+    for fmt, size, scales in (("q4_k", 144, slice(0, 4)), ("q5_k", 176, slice(0, 4)), ("q6_k", 210, slice(208, 210))):
+        blocks = torch.randint(0, 256, (32, 2, size), dtype=torch.uint8, generator=generator)
+        blocks[..., scales] = 0x2B  # float16 0.056; random bytes may be an infinity
+        writer.add_tensor(fmt, blocks.flatten(1).numpy(), raw_dtype=gguf.GGMLQuantizationType[fmt.upper()])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
