@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import os
+import signal
 import zlib
 
 import pytest
@@ -15,6 +16,9 @@ os.environ["SCALED_MM_JIT"] = "wait"  # of child processes too: tests name the k
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts programs in the background, and they their children, which tests interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses

@@ -117,8 +117,10 @@ def _explain(args: argparse.Namespace, table: TileTable) -> int:
     stages = f"{estimate['stages']} {'stage' if estimate['stages'] == 1 else 'stages'}"
     cost = f"{stages}, {estimate['shared_memory_bytes'] / 1024:.1f} KB of shared memory"
     print(f"  cost    {cost}{'' if registers is None else f', {registers} accumulator registers per thread'}")
-    for heading, (one, parts) in zip(("times", "", ""), fastest):
-        print(f"  {heading:7} {one.name} {parts.us:.4g} us predicted: {parts}")
+    if fastest:
+        print("  times   predicted, for weights that are not prepared:")
+    for one, parts in fastest:
+        print(f"          {one.name} {parts.us:.4g} us: {parts}")
     if constant.row != row:
         print(f"  note    with a prepared weight {constant.row.name}: {constant.reason}")
     for misfit in misfits:

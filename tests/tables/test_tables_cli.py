@@ -211,7 +211,7 @@ def test_explain_gives_the_three_least_predicted_times_and_their_parts(call):
     for one, (us, row) in zip(answer["predicted"], fastest):
         assert one["us"] == pytest.approx(us)
         assert one["us"] == pytest.approx(one["start"] + math.sqrt(one["compute"] ** 2 + one["memory"] ** 2 + one["l2"] ** 2))
-        assert f"{row.name} {us:.4g} us predicted: start {one['start']:.3g}, compute {one['compute']:.3g} in {one['waves']} wave" in out
+        assert f"{row.name} {us:.4g} us: start {one['start']:.3g}, compute {one['compute']:.3g} in {one['waves']} wave" in out
 
 
 def test_explain_says_when_unpadded_operands_take_the_fallback(call):
