@@ -19,6 +19,11 @@ def say(*lines: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # otherwise the interpreter would retry at its exit, and exit with 120
 
 
+def warn(text: str) -> None:
+    """A warning on stderr."""
+    say(f"warning: {text}")
+
+
 class LogLines:
     """Progress for a log file: at most one line on stderr per `seconds`. Nothing on a terminal, which has a progress bar."""
 

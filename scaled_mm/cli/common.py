@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scaled_mm.log_lines import LogLines, say  # noqa: F401, for the commands
+from scaled_mm.log_lines import LogLines, say, warn  # noqa: F401, for the commands
 
 if TYPE_CHECKING:
     import torch

@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     device, dtype = common.device_of(args.device), args.dtype and getattr(torch, args.dtype)
     text = default_text(evaluation=True) if args.text is None else common.text_of("--text", args.text)
     batches = windows(text, load_tokenizer(args.model), args.windows, args.tokens)
-    model = load_model(args.model, dtype=dtype, device=device)
-    against = None if args.against is None else load_model(args.against, dtype=dtype, device=device, argument="--against")
+    model = load_model(args.model, tell=common.warn, dtype=dtype, device=device)
+    against = None if args.against is None else load_model(args.against, tell=common.warn, dtype=dtype, device=device, argument="--against")
     if args.fused:
         fuse_(model)
     log = common.LogLines(common.console(stderr=True).is_terminal)

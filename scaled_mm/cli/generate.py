@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
         options = dict(dtype=dtype, device=device, requantize=args.requantize, progress=not args.json)
         model = from_gguf(args.model, **options, report=lambda report: common.say(str(report)))
     else:
-        model = load_model(args.model, dtype=dtype, device=device)
+        model = load_model(args.model, tell=common.warn, dtype=dtype, device=device)
     fused = False
     if any(isinstance(module, Int8Linear) for module in model.modules()):
         try:

@@ -82,7 +82,7 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
     if not args.json:
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
-    model = load_model(args.model, dtype=args.dtype and getattr(torch, args.dtype))
+    model = load_model(args.model, tell=common.warn, dtype=args.dtype and getattr(torch, args.dtype))
     check_savable(model, out, "--out")
     _check_config(config, model, args.format)
     batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
@@ -107,7 +107,7 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
         console.print(f"{counts} linear layers. Wrote {out}, with {REPORT}{plot}.", highlight=False)
     for warning in caught:
         if "static scales" in str(warning.message):
-            common.say(f"warning: {warning.message}")
+            common.warn(str(warning.message))
     return 0
 
 
@@ -120,8 +120,12 @@ def _check_config(config: Int8Config, model: torch.nn.Module, format: str) -> No
     prefix, blocks = blocks_of(model)
     linears, experts = ([f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in of(block)] for of in (linears_of, experts_of))
     configs = {name: config.of(name) for name in linears}
+    if not any(configs.values()) and all(config.of(name) is None for name in experts):
+        raise BadParamError(
+            f"--policy: expected layers to quantize, got ignore and overrides that exclude all {len(linears) + len(experts)} of {prefix}"
+        )
     for pattern in config.unmatched([*linears, *experts]):
-        common.say(f"warning: --policy: {pattern!r} matches no linear layer or experts in {prefix}")
+        common.warn(f"--policy: {pattern!r} matches no linear layer or experts in {prefix}")
     for name, one in configs.items():
         if format == "w8a8_int8" and one is not None and _scheme(one) != "dynamic":
             raise BadParamError(f"--policy: expected dynamic for {name}, as the format w8a8_int8 holds nothing else, got {_scheme(one)}")

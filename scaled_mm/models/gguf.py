@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
-import types
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,15 +15,16 @@ import torch
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
-from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, supported
+from scaled_mm.gguf.gguf_file import QuantizedTensor, supported
 from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
 from scaled_mm.models.blocks import lacks_memory, replace
 from scaled_mm.models.fuse import trial
+from scaled_mm.models.gguf_source import GgufSource
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.saving import refuse_own_saving
-from scaled_mm.models.source import first_of, load_model
+from scaled_mm.models.source import load_model
 from scaled_mm.nn.block_linear import BlockLinear
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -125,21 +125,12 @@ def from_gguf(
     if mode == "w4a16" and dtype is torch.float32:
         raise BadParamError("mode: expected auto, w4a8 or w16a16 with dtype float32, got w4a16")
     checks.usable_device(where)
-    tensors, fields, shown = open_gguf(path)  # checks the file before transformers reads it
-    _check_whole(tensors, fields, shown)
+    source = GgufSource(path, "path")  # checks the file before transformers reads it
     _check_packages()
-    names_in_model: dict[str, str] = {}
-
-    def check(model: torch.nn.Module) -> None:
-        names_in_model.update(_names_of_transformers(model))
-        _check_tensors(model, names_in_model, tensors, shown)
-
-    model = load_model(path, dtype=dtype, argument="path", check=check)
-    packer = _Packer(model, names_in_model, supported(tensors), where, mode, requantize)
-    # transformers has names of its own for experts, which it merges.
-    unused = [name for name in tensors if name not in names_in_model and "_exps." not in name]
-    if unused:
-        warnings.warn(f"{shown}: a {type(model).__name__} of transformers does not use {first_of(unused)}", stacklevel=3)
+    model = load_model(path, dtype=dtype, argument="path", gguf=source)
+    packer = _Packer(model, source.names, supported(source.tensors), where, mode, requantize)
+    if source.unused:
+        warnings.warn(source.unused_in_words(model), stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:
@@ -161,7 +152,7 @@ def from_gguf(
         ) from error
     if report is not None:
         packed = sum(module.packed.nbytes for module in model.modules() if isinstance(module, BlockLinear))
-        report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters()), unused))
+        report(GgufReport(layers, packed, sum(parameter.nbytes for parameter in model.parameters()), source.unused))
     return model
 
 
@@ -230,30 +221,6 @@ class _Packer:
                 yield torch.arange(rows, device="cpu").view(heads, -1, 2).transpose(1, 2).reshape(-1)
 
 
-def _check_whole(tensors: Mapping[str, object], fields: Mapping[str, object], shown: str) -> None:
-    """BadParamError for a file without the sizes of its model, for which transformers would take those of a large one, or without its last layer."""
-    arch = fields["general.architecture"].contents() if "general.architecture" in fields else ""
-    for key in ("general.architecture", f"{arch}.block_count", f"{arch}.embedding_length"):
-        if key not in fields:
-            raise BadParamError(f"path: expected a model, got {shown} without {key}")
-    parts = fields["split.count"].contents() if "split.count" in fields else 1
-    if parts > 1:
-        raise BadParamError(f"path: expected a whole model, got {shown}, one of {parts} files; llama.cpp's gguf-split --merge joins them")
-    layers = fields[f"{arch}.block_count"].contents()
-    if layers and not any(f"blk.{layers - 1}." in name for name in tensors):
-        raise BadParamError(f"path: expected the tensors of {layers} layers, {shown} has none of blk.{layers - 1}")
-
-
-def _check_tensors(model: torch.nn.Module, names: Mapping[str, str], there: Container[str], path: str) -> None:
-    """Refuses a file without a tensor of the model, because transformers gives such parameters random values. names: of `_names_of_transformers`.
-    there: the file's tensors."""
-    ours = {name for name, _ in model.named_parameters()}  # of tied parameters the first name
-    wanted = [name for name, of_model in names.items() if of_model in ours]
-    lacking = [name for name in wanted if name not in there and f"{name}.weight" not in there]  # of experts transformers' names lack the suffix
-    if lacking:
-        raise BadParamError(f"path: expected the tensors of a {type(model).__name__}, {path} has no {first_of(lacking)}")
-
-
 def _kind(found: QuantizedTensor | torch.Tensor | None) -> str:
     if found is None:
         return "a type without blocks that products take"
@@ -272,25 +239,6 @@ def _check_packages() -> None:
         if importlib.util.find_spec(package) is None:
             hint = f'from_gguf: expected the package {package}, which is not installed; pip install ".[models]"'
             raise ImportError(hint, name=package)
-
-
-def _names_of_transformers(model: torch.nn.Module) -> dict[str, str]:
-    """{name in the file: name in the model} of tensors."""
-    try:
-        from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
-    except ImportError as error:
-        import transformers
-
-        raise ImportError(f"from_gguf: expected the names of GGUF tensors in transformers, which {transformers.__version__} does not have") from error
-    return get_gguf_hf_weights_map(_outline(model, 1), TensorProcessor())
-
-
-def _outline(module: torch.nn.Module, depth: int) -> types.SimpleNamespace:
-    """A stand-in for the model: the names of its tensors and of its children's. The map takes a second per hundred modules; deeper ones add
-    no name."""
-    children = [(name, _outline(child, depth - 1)) for name, child in module.named_children()] if depth else []
-    names = dict.fromkeys(module.state_dict())
-    return types.SimpleNamespace(config=getattr(module, "config", None), state_dict=lambda: names, named_children=lambda: children)
 
 
 def _untie(model: torch.nn.Module) -> None:

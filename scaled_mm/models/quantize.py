@@ -86,8 +86,11 @@ def quantize_(
         if value is not None and not isinstance(value, (str, os.PathLike)):
             raise BadParamError(f"{name}: expected a path, got a {type(value).__name__}")
     prefix, blocks = blocks_of(model)
-    if not any(linears_of(block) or experts_of(block) for block in blocks):
+    names = [f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in (*linears_of(block), *experts_of(block))]
+    if not names:
         raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
+    if all(config.of(name) is None for name in names):
+        raise BadParamError(f"config: expected layers to quantize, got ignore and overrides that exclude all {len(names)} of {prefix}")
     for index, block in enumerate(blocks):
         if isinstance(block, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
             raise BadParamError(f"model: expected layers that call their linear layers, got {type(block).__name__}, which reads their weights itself")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
 from scaled_mm.errors import BadParamError
 from scaled_mm.models.blocks import lacks_memory
+from scaled_mm.models.gguf_source import GgufSource, first_of
 
 
 def load_model(
@@ -19,13 +21,15 @@ def load_model(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     argument: str = "MODEL",
-    check: Callable[[torch.nn.Module], None] | None = None,
+    gguf: GgufSource | None = None,
+    tell: Callable[[str], object] = warnings.warn,
 ) -> torch.nn.Module:
     """A model in evaluation mode: Checkpoints with a quantization_config go through `from_pretrained`, which refuses all but W8A8; others, and GGUF
     files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
-    argument: the name of path in messages. check: called with a float model before missing tensors are refused, to name them otherwise.
+    argument: the name of path in messages. gguf: the opened file of a GGUF path, if the caller tells which tensors are not used; otherwise tell is
+    called with a sentence that names them.
     Raises BadParamError for what transformers cannot load, and for a checkpoint that lacks tensors.
     """
     import transformers
@@ -37,6 +41,7 @@ def load_model(
     if config.get("quantization_config"):
         return from_pretrained(folder, dtype=dtype, device=device)
     names = config.get("architectures") or []
+    source = gguf or (GgufSource(path, argument) if options else None)  # checks the file before transformers reads it
     cls = getattr(transformers, names[0], None) if names else None
     cls = transformers.AutoModelForCausalLM if cls is None else cls
     try:
@@ -46,20 +51,17 @@ def load_model(
         if lacks_memory(error):
             raise  # not the file's fault
         raise BadParamError(f"{argument}: transformers cannot load {path}, {_told(error)}") from error
-    if check is not None:
-        check(model)
+    if source is not None:
+        source.check(model)
     # transformers gives them random values. Many checkpoints of encoders lack the pooler, which few programs use.
     parameters = {name for name, _ in model.named_parameters() if "pooler" not in name.split(".")}
     if missing := sorted(parameters & set(found["missing_keys"])):
         raise BadParamError(f"{argument}: expected all tensors of a {type(model).__name__}, {path} has no {first_of(missing)}")
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
+    if source is not None and gguf is None and source.unused:
+        tell(source.unused_in_words(model))
     return model.to(device or "cpu").eval()
-
-
-def first_of(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def load_tokenizer(path: str | os.PathLike):

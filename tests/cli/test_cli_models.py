@@ -185,6 +185,11 @@ def test_models_that_cannot_continue_the_prompt_are_refused(other_folders, capsy
 @pytest.mark.parametrize(
     "policy, format, message",
     [
+        (
+            "ignore: ['re:.*']",
+            "compressed-tensors",
+            "--policy: expected layers to quantize, got ignore and overrides that exclude all 14 of model.layers",
+        ),
         ("activation: static", "w8a8_int8", "--policy: expected dynamic for model.layers.0.self_attn.q_proj, as the format w8a8_int8 holds nothing"),
         ("symmetric: false", "w8a8_int8", "holds nothing else, got dynamic asymmetric"),
         ("overrides: {'re:.*up_proj': {activation: static}}", "w8a8_int8", "--policy: expected dynamic for model.layers.0.mlp.up_proj"),

@@ -315,6 +315,10 @@ def test_the_model_is_in_evaluation_as_before_and_runs_no_hooks():
     [
         (lambda: sm.quantize_(tiny("llama"), {"activation": "static"}), "config: expected an Int8Config, got a dict"),
         (lambda: sm.quantize_(torch.nn.Linear(4, 4)), "model: expected one torch.nn.ModuleList of layers with torch.nn.Linear modules, got none"),
+        (
+            lambda: sm.quantize_(tiny("qwen3_moe"), sm.Int8Config(ignore=("re:.*experts",), overrides={"re:.*proj": None}), tokens()),
+            "config: expected layers to quantize, got ignore and overrides that exclude all 1",
+        ),
         (lambda: sm.quantize_(tiny("llama"), calibration=[]), "calibration: expected texts, tensors of token ids or a function, not empty"),
         (lambda: sm.quantize_(tiny("llama"), calibration="a text"), "calibration: expected texts, tensors"),
         (lambda: sm.quantize_(tiny("llama"), calibration=["a text"]), "tokenizer: expected one for calibration with texts, got None"),
