@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
 import os
-import shutil
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import activation_of, blocks_of, check_in_memory, experts_of, lacks_memory, linears_of, replace
+from scaled_mm.models.blocks import activation_of, blocks_of, check_in_memory, experts_of, linears_of, replace
 from scaled_mm.models.calibration import Call, FloatBlock, Group, record_calls, tensors_of
 from scaled_mm.models.config import Int8Config
 from scaled_mm.models.data import check_ids, token_batches
-from scaled_mm.models.fuse import trial
+from scaled_mm.models.decided import ANEW, Decided, fingerprint_of
+from scaled_mm.models.int8_layers import int8_experts, int8_linear_of
+from scaled_mm.models.offload import map_or_explain, offload_folder
 from scaled_mm.models.progress import progress_bar
 from scaled_mm.models.report import LayerReport, QuantizationReport
 from scaled_mm.models.saving import refuse_own_saving
 from scaled_mm.models.search import STATIC_MAY_LOSE, Choice, Static, choose, quantile, rule_of
 from scaled_mm.models.smoothing import LARGEST, Fold, fold_of
-from scaled_mm.models.weights import quantize_weight
-from scaled_mm.nn.experts import Int8Experts
-from scaled_mm.nn.linear import Int8Linear
+from scaled_mm.models.weight_reads import not_only_called, read_by, stay_float
 from scaled_mm.rowwise.arithmetic import FLOATS
 
 Calibration = Sequence[str] | Sequence[torch.Tensor] | Callable[[torch.nn.Module], object]
@@ -97,19 +92,19 @@ def quantize_(
         for experts in experts_of(block).values():
             activation_of(experts)
         _check_weights(f"{prefix}.{index}", block, calibration is not None)
-    folder = None if offload is None else _offload_folder(offload, prefix, blocks)
+    folder = None if offload is None else offload_folder(offload, prefix, blocks)
     if calibration is None:
         config = _without_calibration(config)
         calls, inputs, arguments = None, None, []
         chosen = {(block, name): f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in linears_of(block)}
-        read = _stay_float(model, {place: name for place, name in chosen.items() if config.of(name) is not None})
+        read = stay_float(model, {place: name for place, name in chosen.items() if config.of(name) is not None})
     else:
         read = set()
         calls, inputs = _recorded(model, blocks, calibration, tokenizer)
         arguments = [tensor for call in calls[0] for tensor in tensors_of((call.hidden, call.rest, call.options))]
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     shared = {parameter for parameter, count in uses.items() if count > 1}
-    decided = _Decided(config, _fingerprint(model, config, arguments), resume)
+    decided = Decided(config, fingerprint_of(model, config, arguments), resume)
     parts = [_Block(f"{prefix}.{index}", block, config, decided, shared, read) for index, block in enumerate(blocks)]
     with progress_bar(progress, len(blocks), "calibrating") as advance:
         for index, (block, of_block) in enumerate(zip(blocks, parts)):
@@ -124,7 +119,7 @@ def quantize_(
     for of_block in parts:  # after all decisions: an error before leaves the model as it was
         of_block.apply()
         if folder is not None:
-            _map_or_explain(of_block.block, folder / f"{of_block.name}.safetensors")
+            map_or_explain(of_block.block, folder / f"{of_block.name}.safetensors")
     _warn(decided.report)
     return decided.report
 
@@ -152,80 +147,6 @@ def _check_weights(name: str, block: torch.nn.Module, calibrated: bool) -> None:
     for inner, experts in experts_of(block).items():
         for which in ("gate_up_proj", "down_proj"):
             check(f"{inner}.{which}", getattr(experts, which), True)
-
-
-class _Placeholder(torch.nn.Module):
-    """A linear layer whose weight looks like that of the int8 layer that will take its place."""
-
-    def __init__(self, linear: torch.nn.Linear):
-        super().__init__()
-        self.linear = [linear]  # no submodule
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.weight = torch.zeros(1, dtype=torch.int8, device=linear.weight.device).expand(linear.weight.shape)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear[0](x)
-
-
-Place = tuple[torch.nn.Module, str]  # a layer of the model, and the name of a linear layer in it
-
-
-def _read_by(run: Callable[[], object], places: Sequence[Place]) -> Exception | None:
-    """What `run` raises if the linear layers have int8 weights; None for nothing."""
-    linears = [block.get_submodule(name) for block, name in places]
-
-    def put(modules) -> None:
-        for (block, name), module in zip(places, modules):
-            parent, _, child = name.rpartition(".")
-            setattr(block.get_submodule(parent), child, module)
-
-    put(map(_Placeholder, linears))
-    try:
-        run()
-        return None
-    except Exception as error:
-        if lacks_memory(error):
-            raise
-        return error
-    finally:
-        put(linears)
-
-
-def _not_only_called(run: Callable[[], object], names: dict[Place, str], error: Exception) -> BadParamError:
-    """The error for weights that are read beside a call."""
-    found = [name for place, name in names.items() if _read_by(run, [place])] or list(names.values())
-    got = f"{type(error).__name__} with int8 weights of {', '.join(found[:3])}: {error}"
-    return BadParamError(f"model: expected linear layers whose weights are read by a call only, got {got}")
-
-
-def _stay_float(model: torch.nn.Module, names: dict[Place, str]) -> set[torch.nn.Module]:
-    """The linear layers whose weights the model reads without a call, found by running it on a few tokens. Empty if it does not run on token ids.
-
-    names: of the layers that are to be quantized. BadParamError if the model reads the weight of one that it calls, too.
-    """
-
-    def run() -> None:
-        trial(model)
-
-    if _read_by(run, list(names)) is None:
-        return set()
-    called: set[torch.nn.Module] = set()
-    linears = {place: place[0].get_submodule(place[1]) for place in names}
-    handles = [linear.register_forward_pre_hook(lambda linear, _: called.add(linear)) for linear in linears.values()]
-    try:
-        run()
-    except Exception as error:  # whatever it raises, it needs other arguments
-        if lacks_memory(error):
-            raise
-        return set()
-    finally:
-        for handle in handles:
-            handle.remove()
-    read = {place for place, linear in linears.items() if linear not in called and _read_by(run, [place])}
-    rest = {place: name for place, name in names.items() if place not in read}
-    if error := _read_by(run, list(rest)):
-        raise _not_only_called(run, rest, error) from error
-    return {linears[place] for place in read}
 
 
 def _recorded(model, blocks, calibration, tokenizer) -> tuple[list[list[Call]], list[torch.Tensor]]:
@@ -256,45 +177,10 @@ def _without_calibration(config: Int8Config) -> Int8Config:
     return dataclasses.replace(config, activation="dynamic", smooth=None, overrides=changes)
 
 
-_ANEW = "delete that file to start anew, or choose another folder"
-
-
-class _Decided:
-    """The report while it grows, and its file."""
-
-    def __init__(self, config: Int8Config, fingerprint: str, path: str | os.PathLike | None):
-        self.path = None if path is None else Path(path)
-        self.report = QuantizationReport(config.to_fields(), [], fingerprint=fingerprint)
-        self.earlier: dict[str, LayerReport] = {}
-        self.exponents: dict[str, list[int]] = {}
-        if self.path is not None and self.path.is_dir():
-            raise BadParamError(f"resume: expected a file, got the folder {path}")
-        if self.path is not None and self.path.exists():
-            try:
-                earlier = QuantizationReport.load(self.path)
-            except BadParamError as error:
-                raise BadParamError(f"resume: {error}; {_ANEW}") from error
-            if earlier.fingerprint != fingerprint:
-                raise BadParamError(f"resume: expected a file of the same model, config and calibration data, {self.path} is of others; {_ANEW}")
-            self.earlier, self.exponents = {layer.name: layer for layer in earlier.layers}, earlier.exponents
-        try:
-            self.save()  # before the model is changed
-        except OSError as error:
-            raise BadParamError(f"resume: expected a file that can be written to, got {path} ({error.strerror})") from error
-
-    def save(self) -> None:
-        """Writes the decisions so far, and those of an earlier run on later layers."""
-        if self.path is not None:
-            done = {layer.name for layer in self.report.layers}
-            layers = [*self.report.layers, *(layer for layer in self.earlier.values() if layer.name not in done)]
-            exponents = {**self.exponents, **self.report.exponents}
-            dataclasses.replace(self.report, layers=layers, exponents=exponents).save(self.path)
-
-
 class _Block:
     """One layer of the model: what each linear layer in it gets, and its replacement."""
 
-    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: _Decided, shared: set[int], read: set[torch.nn.Module]):
+    def __init__(self, name: str, block: torch.nn.Module, config: Int8Config, decided: Decided, shared: set[int], read: set[torch.nn.Module]):
         """shared: ids of parameters that several modules have. Folding into one would change the others. read: linear layers that
         stay float, because the model reads their weights itself."""
         self.name, self.block, self.config, self.decided, self.shared = name, block, config, decided, shared
@@ -313,8 +199,8 @@ class _Block:
         read = {name for group in groups for name in group.names}
         self.linears = {name: linear for name, linear in self.linears.items() if name in read}  # others may be read without a call
         names = {(work.block, name): f"{self.name}.{name}" for name in self.linears}
-        if error := _read_by(lambda: work(calls[0], hidden[0]), list(names)):
-            raise _not_only_called(lambda: work(calls[0], hidden[0]), names, error) from error
+        if error := read_by(lambda: work(calls[0], hidden[0]), list(names)):
+            raise not_only_called(lambda: work(calls[0], hidden[0]), names, error) from error
         for group in groups:
             names = [name for name in group.names if name in self.linears]
             if not names:
@@ -369,7 +255,7 @@ class _Block:
         if wrong := [field for field, right in fits.items() if not right]:
             values = {"exponents": self.decided.exponents.get(layer.name), **dataclasses.asdict(layer)}
             raise BadParamError(
-                f"resume: expected a decision of quantize_ on {layer.name} in {self.decided.path}, got {wrong[0]} {values[wrong[0]]!r:.80}; {_ANEW}"
+                f"resume: expected a decision of quantize_ on {layer.name} in {self.decided.path}, got {wrong[0]} {values[wrong[0]]!r:.80}; {ANEW}"
             )
         return Choice(name, Static(layer.rule, scale, zero) if static else None, e, layer.errors)
 
@@ -403,84 +289,6 @@ class _Block:
         if static is not None:
             report.rule, report.input_scale, report.input_zero_point = static.rule, static.scale, static.zero_point
         return report
-
-
-def int8_linear_of(linear: torch.nn.Linear, static: Static | None, symmetric: bool) -> Int8Linear:
-    """The int8 layer of a float layer. static: the scale of its inputs, or None."""
-    weight, scale = quantize_weight(linear.weight.detach(), linear.weight.dtype)
-    device = weight.device
-    input_scale = None if static is None else torch.tensor([static.scale], dtype=torch.float32, device=device)
-    zero = None if static is None or static.zero_point is None else torch.tensor([static.zero_point], dtype=torch.int8, device=device)
-    return Int8Linear.from_tensors(weight, scale, linear.bias, input_scale, zero, symmetric=symmetric)
-
-
-def int8_experts(experts: torch.nn.Module) -> Int8Experts:
-    """The int8 experts of float experts in transformers' form."""
-    count, hidden, inner = experts.down_proj.shape
-    made = Int8Experts(count, hidden, inner, activation=activation_of(experts), device=experts.down_proj.device)
-    for name in ("gate_up_proj", "down_proj"):
-        weights, q, scale = getattr(experts, name).detach(), getattr(made, name), getattr(made, f"{name}_scale")
-        for expert, weight in enumerate(weights):  # one at a time: the float32 copies of all would be four times their size
-            q[expert], scale[expert] = quantize_weight(weight, weight.dtype)
-    return made
-
-
-def map_int8(block: torch.nn.Module, path: Path) -> None:
-    """Writes the tensors of a layer's int8 modules to a safetensors file, and maps them from there."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
-    modules = {name: module for name, module in block.named_modules() if isinstance(module, (Int8Linear, Int8Experts))}
-    tensors = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
-    if not tensors:
-        return
-    devices = {name: tensor.device for name, tensor in tensors.items()}
-    save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, path)
-    with safe_open(path, "pt") as file:
-        for name, device in devices.items():
-            module, _, key = name.rpartition(".")
-            setattr(modules[module], key, torch.nn.Parameter(file.get_tensor(name).to(device), requires_grad=False))
-
-
-def _map_or_explain(block: torch.nn.Module, path: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        map_int8(block, path)
-    except (OSError, SafetensorError) as error:
-        raise BadParamError(f"offload: {path} cannot be written ({error}); the model is partly quantized, load it again") from error
-
-
-def _offload_folder(offload: str | os.PathLike, prefix: str, blocks: Sequence[torch.nn.Module]) -> Path:
-    """The folder, with room for the int8 weights of all blocks."""
-    folder = Path(offload)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder):
-            free = shutil.disk_usage(folder).free
-    except OSError as error:
-        raise BadParamError(f"offload: expected a folder that can be written to, got {offload} ({error.strerror})") from error
-    for index in range(len(blocks)):
-        if (file := folder / f"{prefix}.{index}.safetensors").is_dir():
-            raise BadParamError(f"offload: expected a file or none, got the folder {file}")
-    weights = [linear.weight for block in blocks for linear in linears_of(block).values()]
-    weights += [getattr(experts, name) for block in blocks for experts in experts_of(block).values() for name in ("gate_up_proj", "down_proj")]
-    needed = sum(weight.numel() + 4 * weight.numel() // max(1, weight.shape[-1]) for weight in weights)
-    if free < needed:
-        raise BadParamError(f"offload: expected {needed / 1e9:.2f} GB of free space in {offload}, got {free / 1e9:.2f}")
-    return folder
-
-
-def _fingerprint(model: torch.nn.Module, config: Int8Config, inputs: list[torch.Tensor]) -> str:
-    """What the decisions depend on: the config, the model's shapes and a few of its values, and the arguments of the first layer."""
-    digest = hashlib.sha256(json.dumps(config.to_fields(), sort_keys=True).encode())
-    for name, parameter in model.named_parameters():
-        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-        digest.update(parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 64)].float().cpu().numpy().tobytes())
-    for tensor in inputs:
-        digest.update(f"{list(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).float().cpu().numpy().tobytes())
-    return digest.hexdigest()
 
 
 def _warn(report: QuantizationReport) -> None:

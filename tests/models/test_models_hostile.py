@@ -168,7 +168,7 @@ def test_a_write_that_fails_says_that_the_model_is_partly_quantized(tmp_path, mo
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("scaled_mm.models.quantize.map_int8", full)
+    monkeypatch.setattr("scaled_mm.models.offload.map_int8", full)
     model = tiny("llama")
     with pytest.raises(sm.BadParamError, match="offload: .*No space left on device.*partly quantized, load it again"):
         sm.quantize_(model, progress=False, offload=tmp_path)
