@@ -100,7 +100,14 @@ class Bucket(BaseModel):
         return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
 
 
-Microseconds = Annotated[float, Field(ge=0, le=1e9)]
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):  # 5e-05 is text in YAML, so a strict float does not do
+        raise ValueError("expected a number")
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Microseconds = Annotated[Number, Field(ge=0, le=1e9)]
 
 
 class Times(BaseModel):
@@ -115,7 +122,7 @@ class Times(BaseModel):
     start: Microseconds
     step: Microseconds
     tile: Microseconds
-    memory: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    memory: Annotated[Number, Field(gt=0, allow_inf_nan=False)] | None = None
     wait: Microseconds = 0.0
     sharing: Microseconds = 0.0
     two_tiles: Microseconds = 0.0

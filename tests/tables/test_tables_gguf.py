@@ -198,6 +198,7 @@ def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path
         (lambda s: s["times"][WIDEST].update(wait=1.5), f"gguf.times.{WIDEST}.wait", "have none: leave it out"),
         (lambda s: s["times"].update(gguf_wgmma_128x16_k16_x3=SHARED), "gguf.times.gguf_wgmma_128x16_k16_x3", "with tiles of 32 or more tokens"),
         (lambda s: s["times"][WIDEST].update(step=1e155), f"gguf.times.{WIDEST}.step", "less than or equal to 1000000000"),
+        (lambda s: s["times"][WIDEST].update(start=True), f"gguf.times.{WIDEST}.start", "expected a number, got True"),
         (lambda s: s["times"][WIDEST].update(sharing=-1), f"gguf.times.{WIDEST}.sharing", "greater than or equal to 0"),
     ],
 )
