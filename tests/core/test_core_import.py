@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 
@@ -44,7 +43,7 @@ def test_the_import_adds_less_than_100_ms_to_that_of_torch(tmp_path):
     compiled = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(tmp_path)}  # as pip leaves a package: compiling takes as long again
     _, *seconds = (float(run(TIMED, **compiled)) for _ in range(1 + PROCESSES))  # the first one compiles
     # A busy machine makes single runs slow, never fast.
-    assert statistics.median(seconds) < 0.1, f"import scaled_mm: {', '.join(f'{s * 1e3:.0f}' for s in seconds)} ms"
+    assert min(seconds) < 0.1, f"import scaled_mm: {', '.join(f'{s * 1e3:.0f}' for s in seconds)} ms"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
