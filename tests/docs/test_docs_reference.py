@@ -48,6 +48,12 @@ def test_the_page_of_commands_is_what_the_parsers_say():
     assert (REFERENCE / "cli.md").read_text() == page, "python docs/_site/cli_page.py writes it again"
 
 
+def test_the_page_of_reports_is_what_the_reports_say():
+    page = runpy.run_path(str(DOCS / "_site" / "reports_page.py"))["page"]()
+    assert (REFERENCE / "reports.md").read_text() == page, "python docs/_site/reports_page.py writes it again"
+    assert page.count("](../../reports/") == len([*(ROOT / "reports").rglob("*.md")])
+
+
 def test_every_environment_variable_is_documented():
     text = (REFERENCE / "environment.md").read_text()
     sources = [*(ROOT / "scaled_mm").rglob("*.py"), ROOT / "setup.py"]
