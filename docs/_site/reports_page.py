@@ -14,9 +14,9 @@ HEAD = """# Reports
 
 <!-- Made by `python docs/_site/reports_page.py` from the reports; do not edit. -->
 
-Every measurement that the repository keeps, the commit that was measured, and the command that repeats it. What the figures mean:
-[performance](../performance.md). How they are measured: [measuring](../guide/measuring.md). A command that is cut off here stands whole in its report.
-`--vllm-lib` names a library of vLLM's wheel. The quality of quantized models: [decision 0025](../decisions/0025-whole-models.md).
+Every measurement that the repository keeps, the commit that was measured, and the command that repeats it; a long command is whole in its report.
+`--vllm-lib` names a library of vLLM's wheel. What the figures mean: [performance](../performance.md). How they are measured:
+[measuring](../guide/measuring.md). The quality of quantized models: [decision 0025](../decisions/0025-whole-models.md).
 """
 
 
@@ -33,7 +33,7 @@ def page() -> str:
 
 
 def _cells(path: Path) -> tuple[str, str, str, str, str]:
-    """(machine, link, title, commit, command) of a report in Markdown: from its heading, its first line of code, and the first commit that it names."""
+    """(machine, link, title, commit, command) of a report in Markdown: from its heading, first line of code and first commit."""
     text = path.read_text(encoding="utf-8")
     title, _, machine = text.splitlines()[0].removeprefix("# ").partition(": ")
     command = re.search(r"^`([^`]+)`$", text, re.MULTILINE)
