@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 
 from scaled_mm.cli import common
@@ -81,7 +82,8 @@ def _table(result):
     table.add_column("value", justify="right")
     if result.perplexity is not None:
         reference = result.reference_perplexity
-        change = "" if reference is None else f" ({100 * (result.perplexity / reference - 1):+.2f} %)"
+        known = reference is not None and math.isfinite(result.perplexity) and math.isfinite(reference)
+        change = f" ({100 * (result.perplexity / reference - 1):+.2f} %)" if known else ""
         table.add_row("perplexity", f"{result.perplexity:.3f}{change}")
     if result.reference_perplexity is not None:
         table.add_row("perplexity of the reference", f"{result.reference_perplexity:.3f}")

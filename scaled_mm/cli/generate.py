@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 
 from scaled_mm.cli import common
@@ -59,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     dtype = args.dtype and getattr(torch, args.dtype)
     if args.packed:
         options = dict(dtype=dtype, device=device, requantize=args.requantize, progress=not args.json)
-        model = from_gguf(args.model, **options, report=lambda report: common.say(str(report)))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*of transformers does not use", UserWarning)  # the report names them
+            model = from_gguf(args.model, **options, report=lambda report: common.say(str(report)))
     else:
         model = load_model(args.model, tell=common.warn, dtype=dtype, device=device)
     fused = False

@@ -122,7 +122,8 @@ def _check_config(config: Int8Config, model: torch.nn.Module, format: str) -> No
     configs = {name: config.of(name) for name in linears}
     if not any(configs.values()) and all(config.of(name) is None for name in experts):
         raise BadParamError(
-            f"--policy: expected layers to quantize, got ignore and overrides that exclude all {len(linears) + len(experts)} of {prefix}"
+            "--policy: expected layers to quantize, got ignore and overrides that exclude all "
+            f"{len(linears) + len(experts)} linear layers and experts of {prefix}"
         )
     for pattern in config.unmatched([*linears, *experts]):
         common.warn(f"--policy: {pattern!r} matches no linear layer or experts in {prefix}")

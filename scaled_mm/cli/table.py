@@ -123,8 +123,8 @@ _LEFT_OUT_FIRST = ("scheduler", "registers", "swap", "buckets", "shared memory",
 
 def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -> Any:
     limit = ARCHES[table.arch].shared_memory
-    of = f"the largest of all formats, of {limit / 1024:.0f} KB" if table.auto else f"estimate for a 4-byte out, of {limit / 1024:.0f} KB"
-    caption = f"shared memory: {of}; registers: accumulators per thread"
+    what = "of the format that needs most" if table.auto else "estimate for a 4-byte out"
+    caption = f"shared memory: {what}, limit {limit / 1024:.0f} KB; registers: accumulators per thread"
     cells = [_row_cells(table, row, entry["estimate"]) for row, entry in zip(table.rows, rows, strict=True)]
     for left_out in (_LEFT_OUT_FIRST[:count] for count in range(len(_LEFT_OUT_FIRST) + 1)):
         note = f"; not shown in {console.width} columns: {', '.join(left_out)}" if left_out else ""

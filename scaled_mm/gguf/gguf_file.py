@@ -13,7 +13,7 @@ import torch
 
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
-from scaled_mm.gguf.gguf_header import check_header
+from scaled_mm.gguf.gguf_header import GgufHeader, check_header
 from scaled_mm.gguf.pack import PackedBlockWeight, pack_block_weight
 from scaled_mm.gguf_formats import BLOCK, WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
@@ -72,7 +72,7 @@ def load_gguf(
     the weight formats of `quantize_block`, the K-quants q4_k, q5_k and q6_k, f32, f16, bf16, f64, i8, i16, i32 and i64, unless such tensors are
     skipped.
     """
-    tensors, _, shown = open_gguf(path)
+    tensors, file = open_gguf(path), shown(os.fsdecode(path))
     if names is not None:
         if isinstance(names, str) or not isinstance(names, Iterable):
             raise BadParamError(f"names: expected None or several names of tensors, got {names!r}")
@@ -80,21 +80,34 @@ def load_gguf(
         if missing := [name for name in names if not isinstance(name, str) or name not in tensors]:
             there = _like(str(missing[0]), list(tensors))
             got = ", ".join(map(repr, missing))
-            raise BadParamError(f"names: expected names of tensors in {shown}, got {got}; there are {there}")
+            raise BadParamError(f"names: expected names of tensors in {file}, got {got}; there are {there}")
         tensors = {name: tensors[name] for name in names}
     known = (*_WEIGHTS, *_PLAIN)
     unsupported = [name for name, tensor in tensors.items() if tensor.tensor_type.name not in known]
     if unsupported and not skip_unsupported:
         first, more = unsupported[0], len(unsupported) - 1
         got = tensors[first].tensor_type.name + (f", and {more} more that are of no such type" if more else "")
-        raise BadTensorDtypeError(f"{_shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
+        raise BadTensorDtypeError(f"{shown(first)}: expected a tensor of type {', '.join(known)}, got {got}; skip_unsupported=True loads the others")
     return supported(tensors)
 
 
-def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], Mapping[str, object], str]:
-    """(the gguf package's tensors of a checked file by name, its fields by key, the path as messages show it). Raises as `load_gguf`."""
+def open_gguf(path: str | bytes | os.PathLike) -> Mapping[str, object]:
+    """The gguf package's tensors of a checked file by name, in the order of the file. Raises as `load_gguf`."""
+    read_header(path)
+    from gguf import GGUFReader
+
+    path = os.fsdecode(path)
     try:
-        from gguf import GGML_QUANT_SIZES, GGUFReader
+        reader = GGUFReader(path, "c")
+    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
+        raise BadParamError(f"path: expected a GGUF file, got {shown(path)}: {error}") from error
+    return {tensor.name: tensor for tensor in reader.tensors}
+
+
+def read_header(path: str | bytes | os.PathLike) -> GgufHeader:
+    """The header of a checked file. Raises as `load_gguf`."""
+    try:
+        from gguf import GGML_QUANT_SIZES
     except ModuleNotFoundError as error:
         if error.name != "gguf":
             raise
@@ -102,13 +115,7 @@ def open_gguf(path: str | bytes | os.PathLike) -> tuple[Mapping[str, object], Ma
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise BadParamError(f"path: expected a path, got a {type(path).__name__}")
     path = os.fsdecode(path)
-    shown = _shown(path)
-    _check(path, shown, GGML_QUANT_SIZES)
-    try:
-        reader = GGUFReader(path, "c")
-    except (ValueError, IndexError, KeyError, OverflowError) as error:  # the file has changed since, or a newer reader refuses it
-        raise BadParamError(f"path: expected a GGUF file, got {shown}: {error}") from error
-    return {tensor.name: tensor for tensor in reader.tensors}, reader.fields, shown
+    return _check(path, shown(path), GGML_QUANT_SIZES)
 
 
 def supported(tensors: Mapping[str, object]) -> dict[str, QuantizedTensor | torch.Tensor]:
@@ -116,8 +123,8 @@ def supported(tensors: Mapping[str, object]) -> dict[str, QuantizedTensor | torc
     return {name: _tensor(tensor) for name, tensor in tensors.items() if tensor.tensor_type.name in (*_WEIGHTS, *_PLAIN)}
 
 
-def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> None:
-    """Raises BadParamError if path is not a regular file or its header is invalid, OSError if it cannot be opened."""
+def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) -> GgufHeader:
+    """The header. Raises BadParamError if path is not a regular file or its header is invalid, OSError if it cannot be opened."""
     try:
         mode = os.stat(path).st_mode
     except ValueError as error:  # a NUL, or a character not allowed in file names
@@ -129,10 +136,10 @@ def _check(path: str, shown: str, block_sizes: Mapping[int, tuple[int, int]]) ->
         if os.fstat(file.fileno()).st_size == 0:  # mmap refuses an empty file
             raise BadParamError(f"path: expected a GGUF file, got {shown}: the file is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            check_header(shown, data, block_sizes)
+            return check_header(shown, data, block_sizes)
 
 
-def _shown(text: str) -> str:
+def shown(text: str) -> str:
     """A path or a name for an error message, with control characters escaped."""
     return text if text.isprintable() else repr(text)
 

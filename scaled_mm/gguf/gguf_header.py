@@ -10,10 +10,12 @@ import math
 import mmap
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from scaled_mm.errors import BadParamError
 
 _UINT32, _STRING, _ARRAY, _BF16 = 4, 8, 9, 30
+_WHOLE = {0: "<B", 1: "<b", 2: "<H", 3: "<h", _UINT32: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 # Minimum bytes of a value by type, of a key with its value, and of a tensor's description.
 _VALUE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, _UINT32: 4, 5: 4, 6: 4, 7: 1, _STRING: 8, _ARRAY: 4 + 8, 10: 8, 11: 8, 12: 8}
 _KEY_BYTES, _TENSOR_BYTES = 8 + 4 + 1, 8 + 4 + 4 + 8
@@ -30,7 +32,14 @@ def printable(name: str, most: int = 100) -> str:
     return repr(name if len(name) <= most else name[:most] + "...")
 
 
-def check_header(path: str, data: mmap.mmap, block_sizes: Mapping[int, tuple[int, int]]) -> None:
+class GgufHeader(NamedTuple):
+    """tensors: their names, in the order of the file. values: those of keys that hold one whole number or text."""
+
+    tensors: list[str]
+    values: dict[str, int | str]
+
+
+def check_header(path: str, data: mmap.mmap, block_sizes: Mapping[int, tuple[int, int]]) -> GgufHeader:
     """Raises BadParamError unless `data`, the whole file, has a GGUF header whose counts, lengths and offsets fit its size.
 
     path: for error messages.
@@ -38,8 +47,8 @@ def check_header(path: str, data: mmap.mmap, block_sizes: Mapping[int, tuple[int
     """
     header = _Header(path, data)
     tensors, keys = header.check_counts()
-    header.check_keys(keys)
-    header.check_tensors(tensors, block_sizes)
+    values = header.check_keys(keys)
+    return GgufHeader(header.check_tensors(tensors, block_sizes), values)
 
 
 class _Header:
@@ -90,8 +99,9 @@ class _Header:
         self.limit(tensors, _MOST_TENSORS, "tensors")
         return tensors, keys
 
-    def check_keys(self, count: int) -> None:
-        seen = set(_READER_KEYS)
+    def check_keys(self, count: int) -> dict[str, int | str]:
+        """The values that are one whole number or text."""
+        seen, values = set(_READER_KEYS), {}
         for _ in range(count):
             name = self.name("key")
             what = f"key {printable(name)}"
@@ -99,12 +109,18 @@ class _Header:
                 raise self.wrong(f"expected each key once, got {what} again")
             seen.add(name)
             (kind,) = self.take("<I", what)
+            start = self.at
             self.check_values(kind, 1, what)
+            if kind in _WHOLE:
+                (values[name],) = struct.unpack_from(_WHOLE[kind], self.data, start)
+            elif kind == _STRING:
+                values[name] = str(self.data[start + 8 : self.at], "utf-8", "replace")
             if name == "general.alignment":
                 (self.alignment,) = struct.unpack_from("<I", self.data, self.at - 4)
                 if kind != _UINT32 or self.alignment.bit_count() != 1:
                     got = self.alignment if kind == _UINT32 else f"value type {kind}"
                     raise self.wrong(f"{what}: expected a power of two of value type {_UINT32}, uint32, got {got}")
+        return values
 
     def check_values(self, kind: int, count: int, what: str, level: int = 0) -> None:
         """Skips `count` values of a type. level: the number of enclosing arrays."""
@@ -134,7 +150,8 @@ class _Header:
             raise self.wrong(f"{what}: got a string that reaches byte {at} of {self.size}", "; the file may be truncated")
         self.at = at
 
-    def check_tensors(self, count: int, block_sizes: Mapping[int, tuple[int, int]]) -> None:
+    def check_tensors(self, count: int, block_sizes: Mapping[int, tuple[int, int]]) -> list[str]:
+        """Their names."""
         spans: dict[str, tuple[int, int]] = {}
         for _ in range(count):
             name = self.name("name of a tensor")
@@ -149,6 +166,7 @@ class _Header:
                 raise self.wrong(f"expected tensors that do not overlap, got {printable(before)} and {printable(name)}")
             end, before = offset + size, name
             self.need(end, f"data up to tensor {printable(name)}")
+        return list(spans)
 
     def tensor(self, what: str, block_sizes: Mapping[int, tuple[int, int]]) -> tuple[int, int]:
         """(offset from the first tensor, size), in bytes."""

@@ -15,7 +15,7 @@ import torch
 from scaled_mm.core import checks
 from scaled_mm.errors import BadParamError, BadTensorDtypeError
 from scaled_mm.gguf.dequantize import dequantize_block
-from scaled_mm.gguf.gguf_file import QuantizedTensor, supported
+from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, shown, supported
 from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
@@ -74,7 +74,7 @@ class GgufReport:
         counts = ", ".join(f"{count} {name}" for name, count in self.counts().items())
         lines = [f"linear layers: {counts}; {self.packed_bytes / 1e6:.1f} MB packed, {self.dense_bytes / 1e6:.1f} MB dense"]
         lines += [f"{layer.name} is dense: {layer.reason}" for layer in self.layers if layer.reason]
-        return "\n".join(lines + ([f"not used: {', '.join(self.unused)}"] if self.unused else []))
+        return "\n".join(lines + ([f"not used: {', '.join(map(shown, self.unused))}"] if self.unused else []))
 
 
 @torch.no_grad()
@@ -128,7 +128,9 @@ def from_gguf(
     source = GgufSource(path, "path")  # checks the file before transformers reads it
     _check_packages()
     model = load_model(path, dtype=dtype, argument="path", gguf=source)
-    packer = _Packer(model, source.names, supported(source.tensors), where, mode, requantize)
+    if source.names is None:
+        raise BadParamError(f"path: expected an architecture whose tensor names transformers tells, got {source.arch!r} in {source.path}")
+    packer = _Packer(model, source.names, supported(open_gguf(path)), where, mode, requantize)
     if source.unused:
         warnings.warn(source.unused_in_words(model), stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]

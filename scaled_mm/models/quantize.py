@@ -85,7 +85,9 @@ def quantize_(
     if not names:
         raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
     if all(config.of(name) is None for name in names):
-        raise BadParamError(f"config: expected layers to quantize, got ignore and overrides that exclude all {len(names)} of {prefix}")
+        raise BadParamError(
+            f"config: expected layers to quantize, got ignore and overrides that exclude all {len(names)} linear layers and experts of {prefix}"
+        )
     for index, block in enumerate(blocks):
         if isinstance(block, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
             raise BadParamError(f"model: expected layers that call their linear layers, got {type(block).__name__}, which reads their weights itself")

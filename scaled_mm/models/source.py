@@ -28,9 +28,10 @@ def load_model(
     files, are float models of transformers.
 
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
-    argument: the name of path in messages. gguf: the opened file of a GGUF path, if the caller tells which tensors are not used; otherwise tell is
-    called with a sentence that names them.
-    Raises BadParamError for what transformers cannot load, and for a checkpoint that lacks tensors.
+    argument: the name of path in messages.
+    gguf: the checked file of a GGUF path, from a caller that tells which of its tensors the model does not use.
+    tell: otherwise called with a sentence that names them, if there are any.
+    Raises BadParamError for what transformers cannot load, and for a checkpoint that lacks tensors; OSError for a GGUF file that cannot be opened.
     """
     import transformers
 
@@ -69,6 +70,8 @@ def load_tokenizer(path: str | os.PathLike):
     import transformers
 
     folder, options = _where(path)
+    if options:
+        GgufSource(path, "MODEL")  # checks the file before transformers reads it
     local = Path(folder).is_dir()
     if local and not options:
         _config(folder, "MODEL")  # transformers reads it too, and does not name it

@@ -188,7 +188,7 @@ def test_models_that_cannot_continue_the_prompt_are_refused(other_folders, capsy
         (
             "ignore: ['re:.*']",
             "compressed-tensors",
-            "--policy: expected layers to quantize, got ignore and overrides that exclude all 14 of model.layers",
+            "--policy: expected layers to quantize, got ignore and overrides that exclude all 14 linear layers and experts of model.layers",
         ),
         ("activation: static", "w8a8_int8", "--policy: expected dynamic for model.layers.0.self_attn.q_proj, as the format w8a8_int8 holds nothing"),
         ("symmetric: false", "w8a8_int8", "holds nothing else, got dynamic asymmetric"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import types
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import scaled_mm as sm
 from scaled_mm import nn
 from scaled_mm.cli import main
 from scaled_mm.models import gguf as under_test
+from scaled_mm.models import gguf_source
 from scaled_mm.models.source import load_model, load_tokenizer
 
 # |logits - reference| / |reference| with the dequantized float32 model on a CPU: the same weights, sums in another order. Measured: 3e-7 here, 2.4e-6
@@ -202,6 +204,15 @@ def test_tensors_that_the_model_has_no_place_for_are_named(tmp_path):
     assert report.unused == ["blk.0.attn_q.bias", "rope_freqs.weight"] and str(report).endswith("not used: blk.0.attn_q.bias, rope_freqs.weight")
 
 
+@pytest.mark.parametrize("values", [{"block_count": "2"}, {"block_count": -2}, {"embedding_length": 64.0}, {"split.count": "2"}])
+def test_sizes_in_the_header_that_are_no_whole_numbers_are_refused(file, monkeypatch, values):
+    header = gguf_source.read_header(file)
+    changed = {**header.values, **{key if "." in key else f"llama.{key}": value for key, value in values.items()}}
+    monkeypatch.setattr(gguf_source, "read_header", lambda path: header._replace(values=changed))
+    with pytest.raises(sm.BadParamError, match="^MODEL: expected a (whole )?model, got .*(without llama.* as a number|one of 2 files)"):
+        load_model(file)
+
+
 def test_the_commands_name_them_in_a_line(tmp_path, capsys, monkeypatch):
     class Tokenizer:
         chat_template = None
@@ -213,14 +224,31 @@ def test_the_commands_name_them_in_a_line(tmp_path, capsys, monkeypatch):
             return "words"
 
     monkeypatch.setattr("scaled_mm.models.source.load_tokenizer", lambda path: Tokenizer())
-    path = write(tmp_path / "tiny.gguf", more={"rope_freqs.weight": (8,)})
+    path = write(tmp_path / "tiny.gguf", more={"rope\n\x1b[31m.weight": (8,)})
     assert main(["generate", str(path), "hello", "--tokens", "2", "--device", "cpu"]) == 0
-    assert f"\nwarning: {path}: a LlamaForCausalLM of transformers does not use rope_freqs.weight\n" in capsys.readouterr().err
+    assert f"\nwarning: {path}: a LlamaForCausalLM of transformers does not use 'rope\\n\\x1b[31m.weight'\n" in capsys.readouterr().err
+    assert main(["generate", str(path), "hello", "--tokens", "2", "--device", "cpu", "--packed"]) == 0
+    shown = capsys.readouterr().err
+    assert shown.count("x1b[31m") == 1 and "\nnot used: 'rope\\n\\x1b[31m.weight'\n" in shown
+
+
+def test_a_file_whose_names_transformers_does_not_tell_is_loaded_and_not_packed(file, monkeypatch):
+    """Qwen3.5's, for example, which it loads in another way."""
+    config = types.SimpleNamespace(model_type="qwen3_5_text", num_hidden_layers=2)
+    assert gguf_source._names_of_transformers(types.SimpleNamespace(config=config, state_dict=dict, named_children=list), "qwen35") is None
+    monkeypatch.setattr(gguf_source, "_names_of_transformers", lambda *_: None)
+    assert logits(load_model(file), tokens()).isfinite().all()
+    with pytest.raises(sm.BadParamError, match="path: expected an architecture whose tensor names transformers tells, got 'llama' in "):
+        sm.from_gguf(file, progress=False)
 
 
 @pytest.mark.filterwarnings("error:.*of transformers does not use")
 def test_a_mixture_keeps_its_experts_dense(tmp_path):
     path = write_experts(tmp_path / "experts.gguf")
+    source = gguf_source.GgufSource(path, "MODEL")
+    source.tensors.remove("blk.0.ffn_gate_exps.weight")
+    with pytest.raises(sm.BadParamError, match="has no blk.0.ffn_gate_exps$"):
+        load_model(path, gguf=source)
     (model, report), reference = packed(path), load_model(path)
     assert report.counts()["q4_0"] == 2 and not report.unused and not any("exps" in layer.tensor for layer in report.layers)
     assert distance(logits(model, tokens()), logits(reference, tokens())) < NEAR
