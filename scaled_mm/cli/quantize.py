@@ -120,11 +120,7 @@ def _check_config(config: Int8Config, model: torch.nn.Module, format: str) -> No
     prefix, blocks = blocks_of(model)
     linears, experts = ([f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in of(block)] for of in (linears_of, experts_of))
     configs = {name: config.of(name) for name in linears}
-    if not any(configs.values()) and all(config.of(name) is None for name in experts):
-        raise BadParamError(
-            "--policy: expected layers to quantize, got ignore and overrides that exclude all "
-            f"{len(linears) + len(experts)} linear layers and experts of {prefix}"
-        )
+    config.check_some_left([*linears, *experts], prefix, "--policy")
     for pattern in config.unmatched([*linears, *experts]):
         common.warn(f"--policy: {pattern!r} matches no linear layer or experts in {prefix}")
     for name, one in configs.items():

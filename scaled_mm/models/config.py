@@ -69,6 +69,12 @@ class Int8Config:
                 return None if fields is None else self._with(pattern, fields)
         return self
 
+    def check_some_left(self, names: Sequence[str], place: str, argument: str = "config") -> None:
+        """BadParamError if all of the layers `names`, which are in `place`, stay as they are."""
+        if all(self.of(name) is None for name in names):
+            got = f"ignore and overrides that exclude all {len(names)} linear layers and experts of {place}"
+            raise BadParamError(f"{argument}: expected layers to quantize, got {got}")
+
     def unmatched(self, names: Sequence[str]) -> list[str]:
         """The patterns of `overrides`, and of `ignore` without its defaults, that match none of the names."""
         patterns = (*(pattern for pattern in self.ignore if pattern not in Int8Config.ignore), *self.overrides)

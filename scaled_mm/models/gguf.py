@@ -131,8 +131,8 @@ def from_gguf(
     if source.names is None:
         raise BadParamError(f"path: expected an architecture whose tensor names transformers tells, got {source.arch!r} in {source.path}")
     packer = _Packer(model, source.names, supported(open_gguf(path)), where, mode, requantize)
-    if source.unused:
-        warnings.warn(source.unused_in_words(model), stacklevel=3)
+    if words := source.unused_in_words(model):
+        warnings.warn(words, stacklevel=3)
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     layers = []
     with progress_bar(progress, len(names), "packing") as advance:

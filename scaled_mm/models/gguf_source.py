@@ -62,7 +62,11 @@ class GgufSource:
         return [] if self.names is None else [name for name in self.tensors if name not in self.names and _stem(name) not in self.names]
 
     def unused_in_words(self, model: torch.nn.Module) -> str:
-        """A sentence about `unused`."""
+        """A sentence about `unused`; "" if there is nothing to say."""
+        if self.names is None:
+            return f"{self.path}: it is not known which of its tensors a {type(model).__name__} of transformers uses"
+        if not self.unused:
+            return ""
         return f"{self.path}: a {type(model).__name__} of transformers does not use {first_of(list(map(shown, self.unused)))}"
 
 

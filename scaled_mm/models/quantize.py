@@ -84,10 +84,7 @@ def quantize_(
     names = [f"{prefix}.{index}.{name}" for index, block in enumerate(blocks) for name in (*linears_of(block), *experts_of(block))]
     if not names:
         raise BadParamError(f"model: expected torch.nn.Linear layers or experts in {prefix}, got a {type(model).__name__} without")
-    if all(config.of(name) is None for name in names):
-        raise BadParamError(
-            f"config: expected layers to quantize, got ignore and overrides that exclude all {len(names)} linear layers and experts of {prefix}"
-        )
+    config.check_some_left(names, prefix)
     for index, block in enumerate(blocks):
         if isinstance(block, (torch.nn.TransformerEncoderLayer, torch.nn.TransformerDecoderLayer)):
             raise BadParamError(f"model: expected layers that call their linear layers, got {type(block).__name__}, which reads their weights itself")

@@ -30,7 +30,7 @@ def load_model(
     path: a folder, a GGUF file, or a name on the Hugging Face hub. dtype: default: that of the checkpoint; float32 for a GGUF file.
     argument: the name of path in messages.
     gguf: the checked file of a GGUF path, from a caller that tells which of its tensors the model does not use.
-    tell: otherwise called with a sentence that names them, if there are any.
+    tell: otherwise called with a sentence that names them, if there are any, or says that they are not known.
     Raises BadParamError for what transformers cannot load, and for a checkpoint that lacks tensors; OSError for a GGUF file that cannot be opened.
     """
     import transformers
@@ -60,8 +60,8 @@ def load_model(
         raise BadParamError(f"{argument}: expected all tensors of a {type(model).__name__}, {path} has no {first_of(missing)}")
     if options:  # the loader leaves attributes that say GGUF, which a saved model must not have
         model = _without_gguf_attributes(model)
-    if source is not None and gguf is None and source.unused:
-        tell(source.unused_in_words(model))
+    if source is not None and gguf is None and (words := source.unused_in_words(model)):
+        tell(words)
     return model.to(device or "cpu").eval()
 
 
