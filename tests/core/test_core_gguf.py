@@ -121,6 +121,6 @@ def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
 @pytest.mark.parametrize("arch", [arch for arch, _ in available_tables()])
 def test_every_architecture_has_gguf_kernels_that_take_anything(arch):
     table = load_table(arch).gguf
-    assert {bucket.kernel for bucket in table.buckets} <= {row.name for row in table.rows}
+    assert {bucket.kernel for bucket in table.buckets} - {FASTEST} <= {row.name for row in table.rows}
     assert all(row.section == "gguf" and row.alignment == (1, 1, 1) and row.store_bytes == 1 for row in table.rows)
     assert table.auto[-1].m is None

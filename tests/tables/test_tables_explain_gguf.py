@@ -33,13 +33,14 @@ def explain(capsys):
 def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, arch, fmt):
     table = load_table(arch)
     for tokens in (1, 16, 64, 4096):
-        selection = table.gguf.select(tokens, 4096, 14336)
+        auto = next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)
+        selection = table.gguf.select(tokens, 4096, 14336, mode=auto)
         stages = family_of(selection.row).stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (
             (f"{stages} stages of the weight" if stages > 1 else "no stages") in out
-            and f"auto is {next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)}" in out
+            and f"auto is {auto}" in out
             and "with q8_1 activations gguf_" not in out
         )
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
@@ -64,7 +65,7 @@ def test_it_says_what_one_or_two_tokens_that_lie_well_have(explain, arch, one_mo
 def test_json_has_the_choice_and_the_row_of_the_format(explain):
     table = load_table("sm90")
     status, out = explain(512, 4096, 4096, "--format", "q8_0", "--json")
-    answer, selection = json.loads(out), table.gguf.select(512, 4096, 4096)
+    answer, selection = json.loads(out), table.gguf.select(512, 4096, 4096, mode="w16a16")
     assert status == 0 and (answer["kernel"], answer["bucket"], answer["reason"]) == (selection.row.name, selection.bucket_index, selection.reason)
     memory = family_of(selection.row).shared_memory(selection.row, "q8_0", shared_memory_of(table))
     assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w16a16" and answer["format"] == "q8_0"
@@ -84,21 +85,19 @@ def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, firs
 
 
 def test_the_choice_of_every_mode_is_told_apart_and_follows_the_number_of_sms(explain, tmp_path):
-    text = (configs_dir() / "sm90.yaml").read_text()
-    head, block = text.split("\ngguf:\n")
-    times = {32: "{start: 0, step: 1.55, tile: 1.02, sharing: 4.01}", 256: "{start: 0, step: 2.77, tile: 2.99, sharing: 6.28, two_tiles: 11.8}"}
-    lines = "".join(f"    gguf_wgmma_128x{tokens}_k16_x2: {one}\n" for tokens, one in times.items())
-    block = block.replace("  buckets:\n", f"  times:\n{lines}  buckets:\n    - {{mode: w16a16, kernel: fastest}}\n", 1)
+    head, block = (configs_dir() / "sm90.yaml").read_text().split("\ngguf:\n")
+    block = block.replace("    - {m_min: 17, mode: w16a16, kernel: fastest}\n", "", 1)
+    block = block.replace("  buckets:\n", "  buckets:\n    - {mode: w16a16, kernel: fastest}\n", 1)
     path = tmp_path / "own.yaml"
     path.write_text(f"{head}\ngguf:\n{block}")
     section = load_table(path).gguf
-    many, few = (json.loads(explain(102, 8192, 4096, "--table", path, "--format", "q4_0", "--json", *sms)[1]) for sms in ((), ("--sms", 66)))
-    assert many["kernel"] == section.select(102, 8192, 4096, mode="w16a16").row.name != few["kernel"]
-    assert many["modes"]["w4a16"]["kernel"] == section.select(102, 8192, 4096, mode="w4a16").row.name == few["modes"]["w4a16"]["kernel"]
+    many, few = (json.loads(explain(200, 8192, 4096, "--table", path, "--format", "q4_0", "--json", *sms)[1]) for sms in ((), ("--sms", 66)))
+    assert many["kernel"] == section.select(200, 8192, 4096, mode="w16a16").row.name != few["kernel"]
+    assert many["modes"]["w4a16"]["kernel"] == section.select(200, 8192, 4096, mode="w4a16").row.name == few["modes"]["w4a16"]["kernel"]
     _, out = explain(4, 4096, 4096, "--table", path, "--format", "q4_0")
     assert ": gguf_mma_16x8_x2\n" in out and "note    in mode w16a16, as for float32 activations, gguf_wgmma_128x" in out
-    _, out = explain(102, 8192, 4096, "--table", path, "--format", "q4_0")
-    assert "note    in mode w4a16, as for float32 outputs and unpacked weights, gguf_wgmma_128x128_k16_x3" in out
+    _, out = explain(200, 8192, 4096, "--table", path, "--format", "q4_0")
+    assert "note    in mode w4a16, as for float32 outputs and unpacked weights, gguf_wgmma_128x256_k16_x2" in out
 
 
 def test_quantized_activations_are_staged_and_keep_wgmma_where_few_tokens_that_lie_well_do_not(explain):
