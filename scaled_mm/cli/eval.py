@@ -14,7 +14,9 @@ HELP = "perplexity, and error relative to a reference model"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, a GGUF file or a name on the Hugging Face hub; W8A8 or float")
     parser.add_argument("--against", metavar="MODEL", help="the reference, usually the float model")
-    parser.add_argument("--text", type=Path, metavar="FILE", help="a text file; default: half of the topics of the Python language reference")
+    parser.add_argument(
+        "--text", type=Path, metavar="FILE", help="a text file; default: the package's, half of the topics of the Python language reference"
+    )
     parser.add_argument("--windows", type=common.integer(1), default=12, help="windows of the text; default 12")
     parser.add_argument("--tokens", type=common.integer(2), default=256, help="tokens of a window; default 256")
     parser.add_argument("--dtype", choices=("float16", "bfloat16", "float32"), help="of what is not quantized; default: the checkpoint's")

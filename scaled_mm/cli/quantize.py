@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration",
         type=Path,
         metavar="FILE",
-        help="a text file; none: inputs are quantized dynamically; default: half of the topics of the Python language reference",
+        help="a text file; none: inputs are quantized dynamically; default: the package's, half of the topics of the Python language reference",
     )
     parser.add_argument("--prompts", type=common.integer(1), default=50, help="windows of 64 tokens of the text; default 50")
     parser.add_argument("--policy", type=Path, metavar="FILE", help="YAML or JSON with fields of Int8Config, such as activation: dynamic")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -12,24 +11,15 @@ from scaled_mm.errors import BadParamError, BadTensorDtypeError, BadTensorShapeE
 
 PROMPTS, PROMPT_TOKENS = 50, 64  # of the default calibration
 WINDOWS, WINDOW_TOKENS = 12, 256  # of the default evaluation
+TEXTS = Path(__file__).parent / "texts"
 
 
 def default_text(evaluation: bool = False) -> str:
-    """English text that every Python has: the reference of the language, as `help("topics")` shows it. Evaluation uses every second topic, without
-    the paragraphs that also occur in the topics for calibration. The text differs between versions of Python."""
-    calibration = _paragraphs(0)
-    if not evaluation:
-        return "\n\n".join(calibration)
-    seen = set(calibration)
-    return "\n\n".join(paragraph for paragraph in _paragraphs(1) if paragraph not in seen)
-
-
-def _paragraphs(first: int) -> list[str]:
-    """The prose of every second topic, from the topic number `first` on."""
-    topics = importlib.import_module("pydoc_data.topics").topics
-    paragraphs = (paragraph for topic in sorted(topics)[first::2] for paragraph in topics[topic].split("\n\n"))
-    prose = (re.sub(r"\s+", " ", paragraph).strip() for paragraph in paragraphs)
-    return [paragraph for paragraph in prose if len(paragraph) > 80]
+    """English text of the package, the same for every version of Python: paragraphs of more than 80 characters of the language reference of Python
+    3.11.7 (its module `pydoc_data.topics`, white space collapsed). Calibration has every second topic. Evaluation has the others, without paragraphs
+    that occur in both."""
+    name = "evaluation" if evaluation else "calibration"
+    return (TEXTS / f"{name}.txt").read_text(encoding="utf-8").removesuffix("\n")
 
 
 def windows(text: str, tokenizer, count: int, tokens: int) -> list[torch.Tensor]:

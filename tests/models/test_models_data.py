@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 import torch
 
@@ -12,6 +14,15 @@ from scaled_mm.models.data import default_text, windows
 class Letters:
     def __call__(self, text, **_):
         return type("Encoding", (), {"input_ids": torch.arange(len(text))[None]})
+
+
+DIGESTS = {False: "ca34460a0242", True: "bda3b7069734"}
+
+
+def test_the_texts_are_those_of_the_recorded_figures():
+    """Decision 0025 and the guide to models have figures that follow from them."""
+    for of_evaluation, digest in DIGESTS.items():
+        assert hashlib.sha256(default_text(of_evaluation).encode()).hexdigest().startswith(digest)
 
 
 def test_no_paragraph_is_in_both_texts():
