@@ -27,7 +27,7 @@ struct RowChoice {
   int32_t bucket = -1;                   // -1: the kernel config was forced by name
   const char* misfit = nullptr;          // why the bucket's kernel config, or every one, was not used
   double us = 0;                         // predicted for `row`; 0: it was not selected by time
-  bool is_empty = false;                 // the output of a bucket that takes the fastest: there is nothing to predict
+  bool is_empty = false;                 // the bucket takes the fastest, but the output has no elements
   const TableRow* standing_in = nullptr; // nullptr: none does
   RowNeeds needs;                        // of `row`, and of the stand-in
 

@@ -2,8 +2,8 @@
 
 Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0, is for the fit, seed 52, with
 two more formats, is held out. `torch.mm` in bfloat16 beside them. Graph replays; weights rotate, so that they come from memory, but for those too
-small for MOST_SETS copies to exceed the L2 cache. Takes 100 s. tests/tables/data has its file, h200_gguf_random.json, and two of earlier forms:
-h200_gguf.json is older than tiles of 144, 160 and 224 tokens, h200_gguf_tiles.json has 129 to 1024 tokens of q4_0.
+small for MOST_SETS copies to exceed the L2 cache. Takes 100 s. Its output is tests/tables/data/h200_gguf_random.json; two other files there are of
+earlier forms of this script: h200_gguf.json is older than tiles of 144, 160 and 224 tokens, h200_gguf_tiles.json has 129 to 1024 tokens of q4_0.
 """
 
 from __future__ import annotations
