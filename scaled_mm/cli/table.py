@@ -142,9 +142,11 @@ def _rows_view(table: TileTable, rows: list[dict[str, Any]], console: Console) -
 
 def _row_cells(table: TileTable, row: KernelConfig, estimate: dict[str, Any]) -> dict[str, str]:
     from scaled_mm.kernels.registry import family_of
+    from scaled_mm.tables import FASTEST
 
     registers = estimate["accumulator_registers"]
     uses = sum(bucket.kernel == row.name for bucket in table.buckets)
+    by_time = row.name in table.times and any(bucket.kernel == FASTEST for bucket in table.buckets)
     auto = row.stages == "auto" and family_of(row).auto_stages
     return {
         "name": row.name,
@@ -156,7 +158,7 @@ def _row_cells(table: TileTable, row: KernelConfig, estimate: dict[str, Any]) ->
         "stages": f"auto ({estimate['stages']})" if auto else str(estimate["stages"]),
         "shared memory": f"{estimate['shared_memory_bytes'] / 1024:.1f} KB",
         "registers": "-" if registers is None else str(registers),
-        "buckets": "fallback" if row.name == table.fallback else str(uses or "-"),
+        "buckets": "fallback" if row.name == table.fallback else str(uses or ("by time" if by_time else "-")),
     }
 
 

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for axis, what in axes:
         parser.add_argument(axis, type=common.integer(0, common.LARGEST_SIZE), help=what)
-    parser.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves for (default: {_GPUS})")
+    parser.add_argument("--sms", type=common.integer(1), metavar="N", help=f"SMs to count waves and to predict times for (default: {_GPUS})")
     parser.add_argument("--format", choices=WEIGHT_FORMATS, help="a product with a weight in this GGUF format instead of an INT8 product")
 
 
@@ -159,7 +159,7 @@ _OTHER_MODES = {
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     from scaled_mm.kernels.registry import family_of
-    from scaled_mm.tables import load_table
+    from scaled_mm.tables import FASTEST, load_table
     from scaled_mm.tables.rules import shared_memory_of
     from scaled_mm.tables.select import MODES, block_refusal
 
@@ -168,9 +168,11 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
         return _refused(args, table, reason)
     section = table.gguf or load_table(table.arch).gguf  # as for calls: a tuned table may lack the section
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
-    gpu = None if args.sms is None else _gpu(section, args.sms)
+    by_time = any(bucket.kernel == FASTEST for bucket in section.buckets)
+    gpu = _gpu(section, args.sms) if by_time or args.sms is not None else None
     by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu) for name in MODES}
     selection = by_mode[mode]
+    fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and by_time and section.buckets[selection.bucket_index].kernel == FASTEST else []
     row, limit = selection.row, shared_memory_of(section)
     family = family_of(row)
     stages, memory = family.stages(row, args.format, limit), family.shared_memory(row, args.format, limit)
@@ -188,7 +190,9 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
         modes = {name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason} for name, one in by_mode.items()}
         estimate = {"stages": stages, "shared_memory_bytes": memory}
-        common.print_json({**head, **chosen, "modes": modes, "row": {**row.model_dump(mode="json"), "estimate": estimate}}, indent=2)
+        predicted = [{"kernel": one.name, "us": us} for us, one in fastest]
+        row_fields = {**row.model_dump(mode="json"), "estimate": estimate}
+        common.print_json({**head, **chosen, "modes": modes, "predicted": predicted, "row": row_fields}, indent=2)
         return 0
     print(f"{_product(args)}: {row.name}")
     print(f"  why     {selection.reason}")
@@ -197,6 +201,9 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     print(f"  kernel  {row.family}, a tile is {row.tile.m} tokens x {row.tile.n} rows of the weight x {row.tile.k} k")
     ring = f"{stages} stages of the weight" if stages > 1 else "no stages, the weight goes from memory to registers"
     print(f"  cost    {ring}, {memory / 1024:.1f} KB of shared memory")
+    if fastest:
+        times = ", ".join(f"{one.name} {us:.4g} us" for us, one in fastest)
+        print(f"  times   predicted, on {gpu.multiprocessors} multiprocessors: {times}")
     for name, what in _OTHER_MODES.items():
         if (other := by_mode[name]).row != row:
             print(f"  note    {what} {other.row.name}: {other.reason}")

@@ -121,14 +121,15 @@ def test_the_table_has_the_times_of_the_fit_of_gguf_kernel_configs():
             )
 
 
-@pytest.mark.parametrize("fmt, products, mean, worst", [("q4_0", 674, 1.0095, 1.43), ("q8_0", 232, 1.006, 1.1)])
+@pytest.mark.parametrize("fmt, products, mean, worst", [("q4_0", 674, 1.0091, 1.43), ("q8_0", 232, 1.0053, 1.1)])
 def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, products, mean, worst):
-    """q4_0: those of the fit. q8_0: the same products in a format that is not fitted to. Decision 0027 has the figures."""
+    """q4_0: those of the fit. q8_0: the same products in a format that is not fitted to. The choice among the timed kernel configs, which
+    are fewer than the table's in the earlier files. Decision 0027 has the figures."""
     found = gguf.judge(gguf.TABLE, gguf.read(fmt), gguf.H200)
     assert found.products == products and found.mean <= mean and found.worst <= worst
 
 
-@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.014, 1.13), ("q5_1", 1.019, 1.23), ("q8_0", 1.0205, 1.27)])
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0097, 1.1), ("q5_1", 1.0138, 1.23), ("q8_0", 1.014, 1.27)])
 def test_the_table_chooses_well_on_random_gguf_products_that_no_fit_has_seen(fmt, mean, worst):
     measured = gguf.read(fmt, judged=True)
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)

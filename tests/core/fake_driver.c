@@ -1,6 +1,7 @@
 /* A libcuda.so.1 without a GPU: one device of compute capability FAKE_COMPUTE_CAPABILITY (default 90) whose memory is the
  * host's. With kernels that are plain loops (host_kernels.cpp) the whole C core runs on any machine.
- * FAKE_CUINIT makes cuInit fail, FAKE_DEVICES is the number of devices. */
+ * FAKE_CUINIT makes cuInit fail, FAKE_DEVICES is the number of devices, FAKE_SMS that of
+ * their SMs (default 132). */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,8 +29,8 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   const int capability = number("FAKE_COMPUTE_CAPABILITY", 90);
   (void)device;
   switch (attribute) {
-  case 16: *value = 132; return 0;     /* multiprocessors */
-  case 36: *value = 3350000; return 0; /* kHz of the memory's clock, and bits of its bus: 3.35 TB/s, as an H100 */
+  case 16: *value = number("FAKE_SMS", 132); return 0; /* multiprocessors */
+  case 36: *value = 3350000; return 0;                 /* kHz of the memory's clock, and bits of its bus: 3.35 TB/s, as an H100 */
   case 37: *value = 4000; return 0;
   case 75: *value = capability / 10; return 0; /* compute capability, major and minor */
   case 76: *value = capability % 10; return 0;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import json
+import os
 import random
 import sys
 
@@ -24,7 +25,6 @@ from scaled_mm.products import codes
 from scaled_mm.tables import FASTEST, load_table
 
 TABLE = load_table("sm90").gguf
-H200 = facts("NVIDIA H200", "sm90", 132)
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -170,16 +170,17 @@ def buckets(kernels: str) -> dict:
 def fastest(kernels: str, path: str) -> dict:
     """The core and the Python table choose the same kernel config, by the same predicted time, where a bucket of a mode takes the fastest."""
     core, table, dice, chosen = BlockCore(kernels), load_table(path).gguf, random.Random(7), {}
+    gpu = facts("NVIDIA H200", "sm90", int(os.environ.get("FAKE_SMS", 132)))
     others = [(20, 64, 0), (4000, 9000, 0), (2**19, 2**28, 32), (32, 2**24, 2**24)]
     sizes = [(dice.choice([dice.randrange(1, 70), dice.randrange(1, 5000)]), dice.randrange(1, 30000), 32 * dice.randrange(900)) for _ in range(1500)]
     for m, n, k in (*others, *sizes):
         mode = "w16a16" if (m, n, k) in others else dice.choice(("w4a16", "w16a16"))
         descs = [TensorDesc((n, m), torch.float16), TensorDesc((n, k), "q4_0", packed=True), TensorDesc((m, k), torch.float16), None]
         descriptor = core.plan(descs, mode)
-        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode)
+        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode, gpu=gpu)
         assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), (m, n, k, mode, choice.reason, selection)
         if table.buckets[choice.bucket].kernel == FASTEST:
-            us = table.predicted_us(selection.row, m, n, k, H200)
+            us = table.predicted_us(selection.row, m, n, k, gpu)
             assert f"is the fastest by prediction, {us:.2f} us" in (reason := choice.reason.decode()) or us >= 100, (us, reason)
             chosen[choice.row.decode()] = chosen.get(choice.row.decode(), 0) + 1
         core.destroy(descriptor)

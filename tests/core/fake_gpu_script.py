@@ -58,6 +58,7 @@ def products(kernels: str, count: str, seed: str) -> dict:
             assert choice.bucket == selection.bucket_index, f"{case}: {choice.bucket}, not {selection}"
             by_time = table.buckets[choice.bucket].kernel == FASTEST  # of those that these layouts fit
             assert row in (selection.row.name, table.fallback) or (by_time and row in names), f"{case}: {row}, not {selection}"
+            assert case.m * case.n or row == selection.row.name == table.fallback or not by_time, f"{case}: {row} for an empty output"
         if row == table.fallback:
             assert "cannot take this product (" in reason or (case.m * case.n == 0 and "nothing to compute" in reason), f"{case}: {reason}"
             fallbacks += 1

@@ -68,6 +68,15 @@ def test_the_fastest_kernel_config_is_the_same_in_c_and_in_python(ask, tmp_path)
     assert len(chosen) == len(tiles) and min(chosen.values()) > 20, chosen
 
 
+def test_the_fastest_kernel_config_of_sm90_s_table_follows_the_number_of_sms_in_c_and_in_python(fake_gpu):
+    path, found = dict(available_tables())["sm90"], []
+    for sms in (132, 78):
+        done = fake_gpu.python("fastest", fake_gpu.kernels, path, script="fake_gpu_gguf.py", FAKE_SMS=str(sms))
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert set(found[0]) == set(load_table("sm90").gguf.times) and found[0] != found[1], found
+
+
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
     answer = ask("refusals", fake_gpu.kernels)
     size = answer.pop("size")
