@@ -172,7 +172,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     gpu = _gpu(section, args.sms) if by_time or args.sms is not None else None
     by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu) for name in MODES}
     selection = by_mode[mode]
-    fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and by_time and section.buckets[selection.bucket_index].kernel == FASTEST else []
+    fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and section.buckets[selection.bucket_index].kernel == FASTEST else []
     row, limit = selection.row, shared_memory_of(section)
     family = family_of(row)
     stages, memory = family.stages(row, args.format, limit), family.shared_memory(row, args.format, limit)

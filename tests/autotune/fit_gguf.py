@@ -64,7 +64,8 @@ def main() -> None:
     for fmt in FORMATS[JUDGED]:
         for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
             print(f"random products, {fmt}, tokens {tokens}:", judge(table, within(read(fmt, judged=True), tokens), H200))
-            print(f"  over bfloat16: {geometric_mean(over_bf16(table, fmt, tokens)):.3f}, least {min(over_bf16(table, fmt, tokens)):.2f}")
+            ratios = over_bf16(table, fmt, tokens)
+            print(f"  over bfloat16: {geometric_mean(ratios):.3f}, least {min(ratios):.2f}")
     for name, times in table.times.items():
         print(f"  {name}: {{{', '.join(f'{key}: {value}' for key, value in times.model_dump(exclude_defaults=True).items())}}}")
 
