@@ -148,7 +148,7 @@ scaledMMStatus_t plan_kernel(scaledMMHandle_t handle, int32_t product, const cha
   if (scaledMMStatus_t s = require_table(handle->arch, &d->table, product)) return s;
   problem.settle(*d->table);
   const auto misfit_of = [&problem](const RowNeeds& needs) { return problem.misfit(needs); };
-  if (scaledMMStatus_t s = d->choose(forced, d->kind->label, problem.bucket(), problem.size(), handle->rates(), misfit_of)) return s;
+  if (scaledMMStatus_t s = d->choose(forced, d->kind->label, problem.bucket(), problem.size(), problem.empty(), handle->rates(), misfit_of)) return s;
   if (problem.empty()) return SCALED_MM_STATUS_SUCCESS; // nothing will be launched
   const KernelWish wish = {d->table, d->row, d->bucket};
   if (scaledMMStatus_t s = scaled_mm::plan_kernel(*handle, wish, problem, &d->plan)) return s;

@@ -27,15 +27,15 @@ struct RowChoice {
   int32_t bucket = -1;                   // -1: the kernel config was forced by name
   const char* misfit = nullptr;          // why the bucket's kernel config, or every one, was not used
   double us = 0;                         // predicted for `row`; 0: it was not selected by time
-  bool is_empty = false;                 // the bucket takes the fastest, but the output has no elements
+  bool is_empty = false;                 // the bucket names no kernel config that can take it, and the output has no elements
   const TableRow* standing_in = nullptr; // nullptr: none does
   RowNeeds needs;                        // of `row`, and of the stand-in
 
   // Selects the kernel config named `forced`; without a name that of the bucket of `key`; if that cannot take the product, or if the bucket says so,
   // the fastest by prediction of those that can; if none can, or the output is empty, the fallback.
-  // kind: for messages, "" or "grouped ". misfit_of(needs): why a kernel config with these needs cannot take the product, nullptr if it can.
+  // kind: for messages, "" or "grouped ". empty: whether the output is. misfit_of(needs): why a kernel config with these needs cannot take the product, nullptr if it can.
   template <class MisfitOf>
-  scaledMMStatus_t choose(const char* forced, const char* kind, const BucketKey& key, const ProductSize& size, const DeviceRates& device,
+  scaledMMStatus_t choose(const char* forced, const char* kind, const BucketKey& key, const ProductSize& size, bool empty, const DeviceRates& device,
                           const MisfitOf& misfit_of) {
     if (forced != nullptr) {
       row = table->find_row(forced);
@@ -53,7 +53,8 @@ struct RowChoice {
         bucket_row = &table->rows[index];
         misfit = misfit_of(bucket_row->needs);
         if (misfit == nullptr) row = bucket_row;
-      } else if (size.M == 0 || size.N == 0) {
+      }
+      if (row == nullptr && empty) {
         is_empty = true;
         row = &table->rows[table->fallback_row];
       }
@@ -108,8 +109,8 @@ private:
     if (bucket < 0) return "forced by name, from " + table->source;
     std::string text = kind + ("bucket " + std::to_string(bucket)) + " of " + table->source + (table->tuned ? " (tuned)" : "");
     if (misfit) text += (bucket_row ? "; its row " + bucket_row->name : "; the other rows") + " cannot take this product (" + misfit + ")";
-    if (is_empty) text += "; there is nothing to compute, so the fallback row runs";
-    if (misfit && us == 0) text += ", so the fallback row runs";
+    if (is_empty) text += "; there is nothing to compute";
+    if (misfit && us == 0 && !is_empty) text += ", so the fallback row runs";
     if (us > 0)
       text += "; " + row->name + (misfit ? " is the fastest of those that can" : " is the fastest") + " by prediction, " + rounded(us) + " us";
     if (state == RowState::kWaits) text += "; " + row->name + " is not built yet, so " + standing_in->name + " runs until it is loaded";

@@ -24,9 +24,11 @@ public:
     const Table& table = *wish_.table;
     std::vector<std::pair<double, const TableRow*>> rows;
     const ProductSize size = problem_.size();
+    // In a table with modes (GGUF) times are those of the products whose bucket takes the fastest. Others take the order of the table.
+    const bool by_time = table.modes.empty() || table.buckets[wish_.bucket].row == SCALED_MM_FASTEST;
     for (int32_t i = 0; i < table.num_rows; ++i) {
       const TableRow& row = table.rows[i];
-      rows.emplace_back(row.has_time() ? predicted_us(row.time, size, handle_.rates()) : std::numeric_limits<double>::infinity(), &row);
+      rows.emplace_back(by_time && row.has_time() ? predicted_us(row.time, size, handle_.rates()) : std::numeric_limits<double>::infinity(), &row);
     }
     std::stable_sort(rows.begin(), rows.end(), [](const auto& one, const auto& other) { return one.first < other.first; });
     for (const auto& [us, row] : rows) {

@@ -47,9 +47,8 @@ public:
   }
 
   BucketKey bucket() const override {
-    const int32_t serves = mode_ == SCALED_MM_GGUF_W4A8    ? SCALED_MM_BUCKET_W4A8
-                           : mode_ == SCALED_MM_GGUF_W4A16 ? SCALED_MM_BUCKET_W4A16
-                                                           : SCALED_MM_BUCKET_W16A16;
+    const bool rounds = mode_ == SCALED_MM_GGUF_W16A16 && blocks_.packed; // unpacked weights stay exact
+    const int32_t serves = mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_W4A8 : rounds ? SCALED_MM_BUCKET_W16A16 : SCALED_MM_BUCKET_W4A16;
     return {info.M, info.N, info.K, serves};
   }
 

@@ -66,10 +66,10 @@ def warn_once(text: str) -> None:
 def with_rows_of(table: TileTable, base: TileTable) -> TileTable:
     """A tuned table plus the other kernel configs of the architecture's table, which a call may force by name.
 
-    Sections that the tuned table lacks, because an earlier version wrote it, are the architecture's.
+    Sections that the tuned table lacks, because an earlier version wrote it, are the architecture's, as is that of GGUF products, which is not tuned.
     """
     names = {row.name for row in table.rows}
-    sections = {key: getattr(table, key) or getattr(base, key) for key in OTHER_SECTIONS}
+    sections = {key: getattr(table, key) or getattr(base, key) for key in OTHER_SECTIONS} | {"gguf": base.gguf}
     rows = (*table.rows, *(row for row in base.rows if row.name not in names))
     return table.model_copy(update={"rows": rows, "times": {**base.times, **table.times}, **sections})
 

@@ -135,7 +135,7 @@ def products(kernels: str, count: str) -> dict:
         forced = random.Random(seed).choice([None, None, *(row.name for row in TABLE.rows)])
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
-        selection = TABLE.select(m, n, k, mode=settled)
+        selection = TABLE.select(m, n, k, mode="w4a16" if settled == "w16a16" and not product.packed else settled)  # unpacked weights stay exact
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
             assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
@@ -185,6 +185,20 @@ def fastest(kernels: str, path: str) -> dict:
             chosen[choice.row.decode()] = chosen.get(choice.row.decode(), 0) + 1
         core.destroy(descriptor)
     return chosen
+
+
+def stand_ins(kernels: str) -> list[tuple[str, str | None]]:
+    """(kernel config, the better one that is not there) of a product of 1 token and one of 200, whose weight rounds."""
+    core, found = BlockCore(kernels), []
+    for m in (1, 200):
+        choice = core.choice(
+            core.plan(
+                [TensorDesc((4096, m), torch.float16), TensorDesc((4096, 4096), "q4_0", packed=True), TensorDesc((m, 4096), torch.float16), None],
+                "auto",
+            )
+        )
+        found.append((choice.row.decode(), choice.better and choice.better.decode()))
+    return found
 
 
 def told(kernels: str) -> dict:

@@ -148,6 +148,7 @@ def batch_choices(kernels: str) -> dict:
     point_a, point_b = TensorDesc((1,), torch.int8), TensorDesc((3, 1, 64), torch.int8)
     return {
         "own weights": choose(3, 100, 64, 128),
+        "no matrices": choose(0, 100, 64, 128),
         "a shared weight": choose(3, 100, 64, 128, **shared),
         "many own weights": choose(5000, 1, 64, 128),
         "many, a shared weight": choose(5000, 1, 64, 128, **shared),

@@ -56,6 +56,7 @@ def test_a_batch_is_dispatched_as_one_product_of_a_shared_weight_or_as_what_it_i
         (row, reason, _), bucket = answer[name], TABLE.select(M, 64 * count, 128).bucket_index
         fastest = min(models, key=lambda name: models[name].us(M, 64, 128, typical("sm90"), count, constant_b=False))  # noqa: B023
         assert row == fastest and reason.startswith(f"bucket {bucket} of") and "cannot" not in reason, name
+    assert answer["no matrices"][0] == TABLE.fallback and answer["no matrices"][1].endswith("; there is nothing to compute")
     assert answer["many own weights"][0] != answer["many, a shared weight"][0] and answer["65535"][0] != TABLE.select(1, 64, 128).row.name
     assert answer["own weights"][2] == 0
     assert answer["zero points"][2] == 8 * 3 * (100 + 64)

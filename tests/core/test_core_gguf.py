@@ -77,6 +77,19 @@ def test_the_fastest_kernel_config_of_sm90_s_table_follows_the_number_of_sms_in_
     assert set(found[0]) == set(load_table("sm90").gguf.times) and found[0] != found[1], found
 
 
+def test_predicted_times_order_the_stand_ins_of_products_whose_bucket_takes_the_fastest_and_no_others(ask, tmp_path):
+    whole = load_table("sm90")
+    names = {"gguf_mma_16x16_x2", "gguf_wgmma_128x32_k16_x2", "gguf_wgmma_128x128_k16_x3", "gguf_wgmma_128x256_k16_x2"}
+    few, many = (whole.gguf.select(m, 4096, 4096, mode=mode).row.name for m, mode in ((1, "w4a16"), (200, "w16a16")))
+    assert not {few, many} & names
+    built = whole.gguf.model_copy(update={"rows": tuple(row for row in whole.gguf.rows if row.name in names)})
+    others = {"grouped": None, "block_scaled": None, "grouped_block_scaled": None}
+    partial = whole.model_copy(update={"rows": (whole.row(whole.fallback),), "gguf": built, **others})
+    nearest = next(row.name for _, row in whole.gguf.fastest(200, 4096, 4096) if row.name in names)
+    answer = ask("stand_ins", host_library(tmp_path / "library", partial, index_table=whole))
+    assert answer == [["gguf_mma_16x16_x2", few], [nearest, many]]  # the first of the table; the fastest that is built
+
+
 def test_what_create_check_and_calculate_refuse(ask, fake_gpu):
     answer = ask("refusals", fake_gpu.kernels)
     size = answer.pop("size")
