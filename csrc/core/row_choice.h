@@ -33,7 +33,8 @@ struct RowChoice {
 
   // Selects the kernel config named `forced`; without a name that of the bucket of `key`; if that cannot take the product, or if the bucket says so,
   // the fastest by prediction of those that can; if none can, or the output is empty, the fallback.
-  // kind: for messages, "" or "grouped ". empty: whether the output is. misfit_of(needs): why a kernel config with these needs cannot take the product, nullptr if it can.
+  // kind: for messages, "" or "grouped ". empty: whether the output is. misfit_of(needs): why a kernel config with these needs cannot take the
+  // product, nullptr if it can.
   template <class MisfitOf>
   scaledMMStatus_t choose(const char* forced, const char* kind, const BucketKey& key, const ProductSize& size, bool empty, const DeviceRates& device,
                           const MisfitOf& misfit_of) {

@@ -19,8 +19,8 @@ struct KernelWish {
 };
 
 // Finds the kernel of a product, prepared on the device. Stand-ins are tried by their predicted time, then those without one (of GGUF products
-// whose bucket names a kernel config: all) in the order of the table, then the fallback. One that is neither loaded nor built is passed over, as is one that cannot take the product or run on the device.
-// If none is left, the fallback is built.
+// whose bucket names a kernel config: all) in the order of the table, then the fallback. One that is neither loaded nor built is passed over, as is
+// one that cannot take the product or run on the device. If none is left, the fallback is built.
 scaledMMStatus_t plan_kernel(const scaledMMHandle& handle, const KernelWish& wish, const Problem& problem, KernelPlan* plan);
 
 } // namespace scaled_mm

@@ -27,6 +27,9 @@ __device__ inline void release_stage(EmptyBarrier& barrier, int lane, int arriva
   if (lane < arrivals) arrive(barrier);
 }
 
+// A barrier of some warps of the thread block. __syncthreads has number 0.
+__device__ inline void sync_threads(int number, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
+
 __device__ inline void load_bytes(FullBarrier& barrier, void* to, const void* from, int bytes) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(cute::cast_smem_ptr_to_uint(to)),
                "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(&barrier))
@@ -39,6 +42,19 @@ __device__ inline void load_box(FullBarrier& barrier, void* to, const CUtensorMa
                "l"(map), "r"(cute::cast_smem_ptr_to_uint(&barrier)), "r"(x), "r"(y)
                : "memory");
 }
+
+__device__ inline void store_box(const CUtensorMap* map, const void* from, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(cute::cast_smem_ptr_to_uint(from)),
+               "r"(x), "r"(y)
+               : "memory");
+}
+__device__ inline void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until the stores of this thread have read shared memory.
+__device__ inline void wait_until_stores_have_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// What this thread has written to shared memory is seen by bulk copies that are issued after a barrier.
+__device__ inline void show_to_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void store_shared(uint32_t at, float value) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory"); }
 
 // Volatile, so that the compiler does not hoist it: hoisted loads spill.
 __device__ inline float4 load_shared(const float2* two) {

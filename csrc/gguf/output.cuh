@@ -9,6 +9,17 @@
 
 namespace scaled_mm::gguf {
 
+template <class T>
+__device__ inline uint32_t pair_of(float first, float second) {
+  if constexpr (std::is_same_v<T, __half>) {
+    const __half2 two = __floats2half2_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(two);
+  } else {
+    const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
+    return reinterpret_cast<const uint32_t&>(two);
+  }
+}
+
 struct Output {
   void* out;
   int64_t stride_m, stride_n;
@@ -83,15 +94,7 @@ private:
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float first = value_of(sums[i][2 * half], scales.x, of_rows[half]), second = value_of(sums[i][2 * half + 1], scales.y, of_rows[half]);
-        uint32_t word;
-        if (dtype == SCALED_MM_DTYPE_FLOAT16) {
-          const __half2 two = __floats2half2_rn(first, second);
-          word = reinterpret_cast<const uint32_t&>(two);
-        } else {
-          const __nv_bfloat162 two = __floats2bfloat162_rn(first, second);
-          word = reinterpret_cast<const uint32_t&>(two);
-        }
-        word = transposed(word);
+        const uint32_t word = transposed(dtype == SCALED_MM_DTYPE_FLOAT16 ? pair_of<__half>(first, second) : pair_of<__nv_bfloat16>(first, second));
         if (token < M && row + 8 * half < N) *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(out) + token * stride_m + row + 8 * half) = word;
       }
     }

@@ -7,7 +7,8 @@
 // preceding kernel has ended (docs/decisions/0011).
 //
 // wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a tile
-// of few tokens by mma.sync, of more by wgmma. wgmma_kernel.cuh: the kernel. This file: the host side. wgmma_more.cuh: for more tile sizes.
+// of few tokens by mma.sync, of more by wgmma. wgmma_store.cuh: stores a tile beside the next one. wgmma_kernel.cuh: the kernel. This file: the host
+// side. wgmma_more.cuh: for more tile sizes.
 #pragma once
 
 #include <climits>
@@ -134,6 +135,14 @@ struct Wgmma {
     return run<Shape>(l, nullptr, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
   }
 
+  // Whether bulk copies can store the outputs: contiguous along the rows of the weight; the rows, tokens and the data pointer aligned to 16 bytes. Of
+  // 16 bytes that are partly beyond the last row, bulk copies store all (measured on an H200).
+  static bool takes_boxes(const GemmLaunch& l) {
+    const int64_t aligned = l.blocks->out_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 8; // elements
+    return l.out_stride_n == 1 && l.N % aligned == 0 && reinterpret_cast<uintptr_t>(l.out) % 16 == 0 &&
+           (l.M == 1 || (l.out_stride_m % aligned == 0 && l.out_stride_m >= l.N));
+  }
+
   // kernel_of(form): the kernel for activations in that form, with tiles of S.
   template <class S, class KernelOf>
   static scaledMMStatus_t run(const GemmLaunch& l, const float* token_scales, char* message, size_t size, KernelOf&& kernel_of) {
@@ -155,18 +164,30 @@ struct Wgmma {
     p.shares = shares_of<S>(l.M, l.N, l.K, l.multiprocessors);
     p.shares.sums = reinterpret_cast<float4*>(static_cast<uint8_t*>(l.workspace) + stage_layout<F>(l.M, l.N, l.K, *l.blocks, kTokens, true).end);
     p.early_weights = l.constant_b && l.blocks->packed;
-    const bool bfloat16 = staged.form == Values::kBfloat16;
+    p.last_pairs = S::kSkips && l.K > 0 ? int32_t(tiles_of((l.K - 1) % kTileK + 1, 2 * kBlock)) : S::kPerTile;
     if (l.K > 0) {
       EncodeTiled encode = nullptr;
       CurrentDevice current(l.device);
       if (current.error()) return cuda_failure(current.error(), "cudaSetDevice", message, size);
       if (cudaError_t error = driver_encode_tiled.find(&encode)) return cuda_failure(error, "looking up cuTensorMapEncodeTiled", message, size);
-      const cuuint64_t sizes[2] = {cuuint64_t(l.K), cuuint64_t(l.M)}, strides[1] = {cuuint64_t(staged.stride) * 2};
-      const cuuint32_t box[2] = {64, S::kBoxTokens}, one[2] = {1, 1};
-      const CUresult result = encode(&p.values, bfloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                                     const_cast<void*>(staged.values), sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                     CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      // Of M rows, in boxes of 128 bytes of `tokens` rows.
+      const auto map = [&](CUtensorMap* to, const void* from, int32_t dtype, int64_t columns, int64_t stride, int tokens) {
+        const cuuint32_t bytes = dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 2, box[2] = {128 / bytes, cuuint32_t(tokens)}, one[2] = {1, 1};
+        const cuuint64_t sizes[2] = {cuuint64_t(columns), cuuint64_t(l.M)}, strides[1] = {cuuint64_t(stride) * bytes};
+        const CUtensorMapDataType type = bytes == 4                          ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                         : dtype == SCALED_MM_DTYPE_BFLOAT16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+        return encode(to, type, 2, const_cast<void*>(from), sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      };
+      const int32_t values_dtype = staged.form == Values::kBfloat16 ? SCALED_MM_DTYPE_BFLOAT16 : SCALED_MM_DTYPE_FLOAT16;
+      CUresult result = map(&p.values, staged.values, values_dtype, l.K, staged.stride, S::kBoxTokens);
+      if (result == CUDA_SUCCESS && kTokens > S::kBoxTokens) result = map(&p.whole, staged.values, values_dtype, l.K, staged.stride, kTokens);
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
+      if (std::is_same_v<S, RoundedShape> && BoxStore<S>::kPossible && p.shares.whole > 0 && takes_boxes(l)) {
+        // Outputs that a tensor map cannot describe are stored one by one.
+        p.stores_boxes = map(&p.outputs, l.out, l.blocks->out_dtype, l.N, l.M > 1 ? l.out_stride_m : l.N, S::kBoxTokens) == CUDA_SUCCESS;
+      }
     }
     LaunchShape shape;
     shape.grid = dim3(unsigned(p.shares.thread_blocks));

@@ -1,9 +1,11 @@
-// The wgmma kernel: consumer warpgroups first, then the warp or warpgroup whose first thread is the producer.
+// The wgmma kernel: consumer warpgroups first, then a warp that loads, or a warpgroup of which one warp loads activations, one the weight, and the
+// others store.
 #pragma once
 
 #include "gguf/wgmma_loads.cuh"
 #include "gguf/wgmma_narrow.cuh"
 #include "gguf/wgmma_rounded.cuh"
+#include "gguf/wgmma_store.cuh"
 #include "gguf/wgmma_wide.cuh"
 #include "cutlass/arch/reg_reconfig.h"
 
@@ -25,9 +27,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   const auto is_whole = [&](Work work) { return !S::kDeals || work.whole(); };
   const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, 0, tiles_k} : s.share[work]; };
 
-  const bool loads = threadIdx.x == kConsumers;
-  int early = 0;
-  if (loads) {
+  constexpr bool kBoxes = kFactors == Factors::kRounded && BoxStore<S>::kPossible;
+  if (threadIdx.x == kConsumers) {
     if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
     for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * S::template kValueArrivals<kFactors>);
@@ -35,16 +36,17 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     cutlass::arch::fence_view_async_shared();
     if (p.early_weights) {
       const Part first = part_of(begin());
-      early = min(first.count, kStages);
       const int row_tile = p.output_tiles.place_of(first.tile).row_tile;
-      for (int i = 0; i < early; ++i) load.tiles(row_tile, first.begin + i, i);
+      for (int i = 0; i < min(first.count, kStages); ++i) load.tiles(row_tile, first.begin + i, i);
     }
   }
   __syncthreads();
 
   if (threadIdx.x >= kConsumers) {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<S::kLoading>();
-    if (loads) {
+    // What one thread loads: tiles of the weight, activations, or both.
+    const auto load_all = [&](auto of_weight, auto of_values) {
+      const int early = p.early_weights ? min(part_of(begin()).count, kStages) : 0;
       wait_for_preceding_kernel();
       Stages<kStages> tiles;
       Stages<kValueStages> values;
@@ -53,16 +55,35 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       do {
         const Part part = part_of(work);
         const OutputTiles::Place at = p.output_tiles.place_of(part.tile);
+        const int parts = load.parts_of(at.token_tile);
         for (int step = part.begin; step < part.begin + part.count; ++step, ++loaded, tiles.advance()) {
-          if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
-          if (loaded >= early) load.tiles(at.row_tile, step, tiles.stage);
-          load.sums(at.token_tile, step, tiles.stage);
-          for (int box = 0; box < kPerTile; ++box, values.advance()) {
-            if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-            load.values(at.token_tile, step, box, values.stage);
+          if constexpr (of_weight.value) {
+            if (loaded >= kStages) s.tiles_empty[tiles.stage].wait(tiles.phase ^ 1);
+            if (loaded >= early) load.tiles(at.row_tile, step, tiles.stage);
+            load.sums(at.token_tile, step, tiles.stage);
+          }
+          if constexpr (of_values.value) {
+            const int boxes = S::kSkips && step + 1 == tiles_k ? p.last_pairs : kPerTile;
+            for (int box = 0; box < kPerTile; ++box, values.advance()) {
+              if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
+              box < boxes ? load.values(at.token_tile, parts, step, box, values.stage) : s.values_full[values.stage].arrive();
+            }
           }
         }
       } while (advance(work));
+    };
+    constexpr bool kApart = S::kReconfigure && kFactors == Factors::kRounded; // one warp for the weight, one for activations
+    const int helper = int(threadIdx.x) / 32 - kConsumers / 32;               // which of these warps
+    // By elect.sync the compiler knows that it is one thread. After a comparison with threadIdx it makes a loop of each copy, and together these take
+    // longer than multiplying what they load.
+    if (helper == 0) {
+      if (cute::elect_one_sync()) load_all(std::bool_constant<!kApart>{}, std::true_type{});
+    } else if (kApart && helper == 3) {
+      if (cute::elect_one_sync()) load_all(std::true_type{}, std::false_type{});
+    } else if constexpr (kBoxes) {
+      const int group = helper - 1;
+      wait_for_preceding_kernel();
+      if (p.stores_boxes && group < S::kGroups) BoxStore<S>{p, s, group, int(threadIdx.x) % 32}.copy(tiles_k);
     }
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
@@ -73,21 +94,42 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     Stages<kStages> tiles;
     Stages<kValueStages> values;
     Work work = begin();
-    do {
-      const int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
+    const auto clear = [&] {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
+    };
+    do {
+      const int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
+      const bool stores_boxes = kBoxes && p.stores_boxes && is_whole(work);
+      float bias[2] = {-0.0f, -0.0f};
+      OutputTiles::Place at{};
       if constexpr (kFactors == Factors::kRounded) {
-        if (left > 0) multiply_rounded<F, T, S>(s, left, tiles, values, sums);
+        if (left > 0) {
+          const bool partial = S::kSkips && p.last_pairs < kPerTile && (is_whole(work) || load_shared(&s.share[work].begin) + left == tiles_k);
+          clear();
+          const auto ending = [&] {
+            if (!stores_boxes) return;
+            at = p.output_tiles.place_of(work.at);
+            const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g;
+            if (p.output.bias) bias[0] = p.output.bias_of(row), bias[1] = p.output.bias_of(row + 8);
+          };
+          multiply_rounded<F, T, S>(s, left - partial, partial ? p.last_pairs : 0, tiles, values, sums, [&] { return stores_boxes; }, ending);
+        } else {
+          clear();
+        }
       } else if constexpr (S::kWide) {
+        clear();
         multiply_wide<F, T, S, kFactors>(s, left, tiles, values, sums);
       } else {
+        clear();
         multiply_narrow<F, T, S, kFactors>(s, left, tiles, values, sums);
       }
-      if (is_whole(work)) {
-        const OutputTiles::Place at = p.output_tiles.place_of(work.at);
+      if (stores_boxes) {
+        if constexpr (kBoxes) BoxStore<S>{p, s, group, lane}.write(values.stage, warp, at, bias, sums);
+      } else if (is_whole(work)) {
+        at = p.output_tiles.place_of(work.at);
         const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;
-        const float bias[2] = {p.output.bias_of(row), p.output.bias_of(row + 8)};
+        bias[0] = p.output.bias_of(row), bias[1] = p.output.bias_of(row + 8);
         constexpr int kStored = S::kDeals ? kTokens / 8 : 1; // at a time; a kernel without registers for kDeals has none for all at once either
 #pragma unroll
         for (int i = 0; i < kTokens / 8; i += kStored) p.output.store_fragments<kStored>(token + 8 * i, row, sums + i, bias);

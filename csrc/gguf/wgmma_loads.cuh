@@ -34,14 +34,21 @@ struct WgmmaLoads {
     }
   }
 
-  // box: which part of the activations of a step.
-  __device__ void values(int token_tile, int step, int box, int stage) const {
+  // Boxes of a tile along the tokens that have any.
+  __device__ int parts_of(int token_tile) const { return (min(kTokens, p.output.M - token_tile * kTokens) + kBoxTokens - 1) / kBoxTokens; }
+
+  // parts: parts_of(token_tile). box: which part of the activations of a step.
+  __device__ void values(int token_tile, int parts, int step, int box, int stage) const {
     constexpr int kFactorBytes = kScaled ? kBoxes * 2 * kTokens * int(sizeof(float2)) : 0;
-    const int first = token_tile * kTokens, rows = min(kTokens, p.output.M - first), parts = (rows + kBoxTokens - 1) / kBoxTokens;
+    const int first = token_tile * kTokens;
     s.values_full[stage].arrive_and_expect_tx(kBoxes * parts * (kBoxTokens * 128) + kFactorBytes);
     const int block = step * kTileBlocks + box * kBoxes * 2;
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
+      if (kTokens > kBoxTokens && parts == kTokens / kBoxTokens) { // one copy takes less time to start than several
+        load_box(s.values_full[stage], s.values[stage][i], &p.whole, block * kBlock + i * 64, first);
+        continue;
+      }
 #pragma unroll
       for (int part = 0; part < kTokens / kBoxTokens; ++part) {
         if (part >= parts) break;

@@ -9,10 +9,12 @@
 
 namespace scaled_mm::gguf {
 
-// Adds `left` > 0 steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows.
-template <class F, class T, class S>
-__device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, Stages<S::kStages>& tiles, Stages<S::kValueStages>& values,
-                                                 float (&sums)[S::kTokens / 8][4]) {
+// Adds steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows: `left` whole ones, then one of which only
+// `pairs` of blocks exist, if that is not 0. keeps(): whether the last two stages of activations are not released. ending(): called while the last
+// pair is being multiplied.
+template <class F, class T, class S, class Keeps, class Ending>
+__device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, int pairs, Stages<S::kStages>& tiles,
+                                                 Stages<S::kValueStages>& values, float (&sums)[S::kTokens / 8][4], Keeps&& keeps, Ending&& ending) {
   constexpr int kTokens = S::kTokens, kPairs = kTileBlocks / 2;
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
   RoundedPair<F> next;
@@ -44,41 +46,61 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     for (int i = 0; i < kTokens / 2; ++i) cute::warpgroup_fence_operand(flat[i]);
   };
 
+  const uint64_t first = descriptor_of(s.values[0][0]);
+  int done = -1; // the stage of activations of the pair before
+  const auto release = [&](int stage) { release_stage(s.values_empty[stage], lane, S::template kValueArrivals<Factors::kRounded>); };
+  const auto multiply_pair = [&](Fragments(&now)[2], bool releases) { // releases: the pair before
+    wait(s.values_full[values.stage], values.phase);
+    const uint64_t x = descriptor_of(first, uint32_t(values.stage) * sizeof(s.values[0]));
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kTokens / 2>{});
+    }
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
+    if (done >= 0 && releases) release(done);
+    done = values.stage;
+  };
+
   open();
   next.load(band, 0, lane);
   decode(fragments[0]);
   fence();
-  int done = -1; // the stage of activations of the pair before
   for (; left > 0; --left) {
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      Fragments(&now)[2] = fragments[pair % 2];
+    for (int pair = 0; pair < kPairs; ++pair, values.advance()) {
       if (pair + 1 < kPairs) next.load(band, pair + 1, lane);
-      wait(s.values_full[values.stage], values.phase);
-      const uint64_t x = descriptor_of(s.values[values.stage][0]);
-      cute::warpgroup_arrive();
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kTokens / 2>{});
-      }
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
-      if (done >= 0) release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
-      done = values.stage;
-      values.advance();
+      const bool last = pair + 1 == kPairs && left == 1 && (!S::kSkips || pairs == 0);
+      multiply_pair(fragments[pair % 2], !(last && keeps()));
       if (pair + 1 == kPairs) {
         close();
-        if (left == 1) continue;
+        if (last) continue;
         open();
         next.load(band, 0, lane);
       }
       decode(fragments[(pair + 1) % 2]);
     }
   }
+  if (S::kSkips && pairs > 0) {
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair, values.advance()) {
+      if (pair + 1 < kPairs && pair < pairs) {
+        if (pair + 2 < kPairs) next.load(band, pair + 1, lane);
+        multiply_pair(fragments[pair % 2], true);
+        if (pair + 2 < kPairs) decode(fragments[(pair + 1) % 2]);
+      } else {
+        wait(s.values_full[values.stage], values.phase);
+        if (pair + 2 < kPairs || !keeps()) release(values.stage);
+      }
+    }
+    close();
+  }
+  const float2 scale = inverse_powers(powers);
+  ending();
   cute::warpgroup_wait<0>();
   fence();
-  release_stage(s.values_empty[done], lane, S::template kValueArrivals<Factors::kRounded>);
-  const float2 scale = inverse_powers(powers);
+  if (!keeps() || (S::kSkips && pairs % (kPairs - 1) != 0)) release(done); // of 1 or 2 pairs the last one is not in the last two stages
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) flat[i] *= i % 4 / 2 ? scale.y : scale.x;
 }

@@ -27,15 +27,21 @@ __device__ inline uint64_t descriptor_of(const void* rows) {
   const uint32_t address = cute::cast_smem_ptr_to_uint(rows);
   return uint64_t((address & 0x3ffff) >> 4) | uint64_t(1) << 16 | uint64_t(64) << 32 | uint64_t(1) << 62;
 }
+// That of rows `bytes` further on.
+__device__ inline uint64_t descriptor_of(uint64_t first, uint32_t bytes) { return first + bytes / 16; }
 
 struct WgmmaParams {
-  CUtensorMap values; // [M, K], boxes of kBoxTokens x 64
+  CUtensorMap values;  // [M, K], boxes of kBoxTokens x 64
+  CUtensorMap whole;   // the same in boxes of kTokens x 64, for tiles all of whose boxes have tokens; if kBoxTokens is less
+  CUtensorMap outputs; // [M, N], boxes of kBoxTokens x 128 bytes; if stores_boxes
   const uint8_t* tiles;
   const float2* factors;
   Output output;
   Shares shares;
   OutputTiles output_tiles;
+  int32_t last_pairs; // of blocks that the last step of a tile has: kPerTile, or from 1 on if kSkips
   bool early_weights;
+  bool stores_boxes; // whole tiles of Factors::kRounded are stored by bulk copies (wgmma_store.cuh)
 };
 
 // The largest box that a tile of this many tokens has a whole number of: up to 64 tokens, a multiple of the swizzle's 8 rows.
@@ -83,7 +89,13 @@ struct WgmmaShape {
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
       (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
-  static constexpr int kValueStages = !kWide ? kStages : kPair || kTokens > 128 ? 4 : 6;
+  template <int kValueStages>
+  static constexpr bool kFits = sizeof(StorageOf<kValueStages>) <= 227 * 1024;
+  static constexpr int kValueStages = !kWide                                                    ? kStages
+                                      : kPair || kTokens == 256 || (kTokens > 128 && !kRounded) ? 4
+                                      : kFits<6>                                                ? 6
+                                      : kFits<5>                                                ? 5
+                                                                                                : 4;
   using Storage = StorageOf<kValueStages>;
   // Thread blocks per SM: as many as hide each other's latency, at most as many as shared memory holds.
   static constexpr int kWanted = kTokens >= 128 ? 1 : !kWide ? 4 : kGroups == 1 ? 3 : kPair ? 2 : 1;
@@ -93,6 +105,8 @@ struct WgmmaShape {
   static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
+  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. Two thread blocks per SM leave no registers for it.
+  static constexpr bool kSkips = kRounded && kWide && !kPair;
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.
   static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
 };

@@ -58,6 +58,13 @@ class GgufWgmma(Gguf):
             return _BARRIERS
         return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
 
+    def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        """From 144 to 224 tokens all weights round: the ring of activations has up to six stages, as many as fit, and no factors."""
+        found = super().shared_memory(config, fmt, limit)
+        if not 128 < config.tile.m < 256:
+            return found
+        return min(limit, found - self.bytes_beside_stages(config) + _BARRIERS + 6 * config.tile.m * 2 * 64)
+
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m & (config.tile.m - 1):
             yield f"where weights are not rounded a tile has {128 if config.tile.m > 128 else 64} tokens"

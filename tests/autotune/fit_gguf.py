@@ -19,26 +19,25 @@ from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, load_table
 
 DATA = Path(__file__).parents[1] / "tables" / "data"
-FILES = ("h200_gguf.json", "h200_gguf_tiles.json", "h200_gguf_random.json")  # time_gguf.py says what they have
+FILE = "h200_gguf_random.json"  # time_gguf.py says what it has
 H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90").gguf
-# Of `tile`. Kernel configs of up to 128 tokens were timed mostly where few tiles are needed: too few to tell the time of one. See decision 0027.
-LEAST_TILE_US = 2.2
 RANGES = ((17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; up to 16 mma.sync multiplies, and weights do not round
 Measured = dict[Product, dict[str, float]]
 
 
-def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
-    """Microseconds by product (M tokens, N rows of the weight, K) and kernel config. Of a product in several files, those of the last.
+def cases(judged: bool) -> list[dict]:
+    """judged: the random products that no times are fitted to, instead of all others."""
+    return [case for case in json.loads((DATA / FILE).read_text())["cases"] if (case["seed"] == JUDGED) == judged]
 
-    judged: the random products that no times are fitted to, instead of all others.
-    """
+
+def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
+    """Microseconds by product (M tokens, N rows of the weight, K) and kernel config. judged: see `cases`."""
     found: Measured = {}
-    for file in FILES:
-        for case in json.loads((DATA / file).read_text())["cases"]:
-            if case["M"] >= RANGES[0][0] and fmt in case and (case.get("seed") == JUDGED) == judged:
-                rounding = {name: us for name, us in case[fmt].items() if TABLE.row(name).tile.m >= 32}
-                found[case["M"], case["N"], case["K"]] = rounding
+    for case in cases(judged):
+        if case["M"] >= RANGES[0][0]:
+            rounding = {name: us for name, us in case[fmt].items() if TABLE.row(name).tile.m >= 32}
+            found[case["M"], case["N"], case["K"]] = rounding
     return found
 
 
@@ -47,20 +46,19 @@ def within(measured: Measured, tokens: tuple[int, int]) -> Measured:
 
 
 def with_times(measured: Measured) -> TileTable:
-    return TABLE.model_copy(update={"times": fit(TABLE, measured, H200, LEAST_TILE_US)})
+    return TABLE.model_copy(update={"times": fit(TABLE, measured, H200)})
 
 
 def over_bf16(table: TileTable, fmt: str, tokens: tuple[int, int]) -> list[float]:
     """Of the random products that no times are fitted to: bfloat16's time over that of the table's choice."""
-    products = {(case["M"], case["N"], case["K"]): case for case in json.loads((DATA / FILES[-1]).read_text())["cases"] if case["seed"] == JUDGED}
-    inside = {product: case for product, case in products.items() if tokens[0] <= product[0] <= tokens[1]}
-    return [case["bf16"] / case[fmt][table.fastest(*product, gpu=H200)[0][1].name] for product, case in inside.items()]
+    inside = [case for case in cases(judged=True) if tokens[0] <= case["M"] <= tokens[1]]
+    return [case["bf16"] / case[fmt][table.fastest(case["M"], case["N"], case["K"], gpu=H200)[0][1].name] for case in inside]
 
 
 def main() -> None:
     table = with_times(read())
-    for fmt in ("q4_0", "q8_0"):
-        print(f"the products of the fit, {fmt}:", judge(table, read(fmt), H200))
+    for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
+        print(f"the products of the fit, q4_0, tokens {tokens}:", judge(table, within(read(), tokens), H200))
     for fmt in FORMATS[JUDGED]:
         for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
             print(f"random products, {fmt}, tokens {tokens}:", judge(table, within(read(fmt, judged=True), tokens), H200))

@@ -1,9 +1,9 @@
 """Times kernel configs of sm90's GGUF products beside bfloat16: `python tests/autotune/time_gguf.py FILE.json`, on an H200.
 
-Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0, is for the fit, seed 52, with
-two more formats, is held out. `torch.mm` in bfloat16 beside them. Graph replays; weights rotate, so that they come from memory, but for those too
-small for MOST_SETS copies to exceed the L2 cache. Takes 100 s. Its output is tests/tables/data/h200_gguf_random.json; two other files there are of
-earlier forms of this script: h200_gguf.json is older than tiles of 144, 160 and 224 tokens, h200_gguf_tiles.json has 129 to 1024 tokens of q4_0.
+Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0, is for the fit, together with
+three weights of LLM layers, which are larger; seed 52, with two more formats, is held out. `torch.mm` in bfloat16 beside them. Graph replays; weights
+rotate, so that they come from memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 170 s. Its output is
+tests/tables/data/h200_gguf_random.json.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from scaled_mm.tables import KernelRow, load_table
 ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma" and row.tile.m >= 32]
 FITTED, JUDGED = 51, 52  # seeds
 FORMATS = {FITTED: ("q4_0",), JUDGED: ("q4_0", "q5_1", "q8_0")}
-WEIGHTS, TOKENS = {FITTED: 14, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
+WEIGHTS, TOKENS = {FITTED: 30, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
+LAYERS = {FITTED: [(28672, 8192), (6144, 4096), (4096, 14336)], JUDGED: []}  # (N, K)
 ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 256, 12
 SMS = 132
 
@@ -37,7 +38,8 @@ def products(seed: int) -> list[tuple[int, int, list[int]]]:
     """(N, K, numbers of tokens) of weights with N from 256 to 28672 and K from 256 to 14336. Half of the numbers of tokens are above 512."""
     dice = random.Random(seed)
     tokens = lambda: [between(dice, *(17, 512) if i % 2 else (513, 4096), 1) for i in range(TOKENS)]  # noqa: E731
-    return [(between(dice, 256, 28672, 8), between(dice, 256, 14336, 32), sorted(tokens())) for _ in range(WEIGHTS[seed])]
+    drawn = [(between(dice, 256, 28672, 8), between(dice, 256, 14336, 32), sorted(tokens())) for _ in range(WEIGHTS[seed])]
+    return drawn + [(N, K, sorted(tokens())) for N, K in LAYERS[seed]]
 
 
 def worth_timing(row: KernelRow, M: int, N: int) -> bool:

@@ -131,22 +131,63 @@ def test_what_is_not_finite_stays_in_its_row_and_its_token(fmt, dtype):
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
-@pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16])
-def test_16_bit_outputs_are_the_float32_ones_cast_once_whatever_their_strides(fmt, out_dtype):
-    """Rows in pairs of one word, odd numbers of rows, and rows that are not neighbours; whole tiles and shared ones; tiles of every size."""
+@pytest.mark.parametrize("out_dtype", FLOATS)
+def test_outputs_are_the_float32_ones_cast_once_whatever_their_strides(fmt, out_dtype):
+    """Outputs that bulk copies take, rows in pairs of one word, odd numbers of rows, and rows that are not neighbours; one tile and several for each
+    thread block, whole tiles and shared ones; tiles of every size. Nothing is written beside the outputs."""
     handle = sm.Handle("cuda")
-    sizes = [(128, 256, 512, None), (129, 33, 512, None), (130, 65, 1024, None), (1152, 520, 2048, None)]
+    sizes = [
+        (128, 256, 512, None),
+        (129, 33, 512, None),
+        (130, 65, 1024, None),
+        (1152, 520, 2048, None),
+        (2056, 4091, 256, None),
+        (904, 5000, 800, None),
+    ]
     rows = [row for row in load_table(handle.arch).gguf.rows if rounds(handle.arch, row.name)]
-    for m, n, k, kernel in sizes + [(131, row.tile.m + 5, 512, row.name) for row in rows]:
+    sizes += [(131, row.tile.m + 5, 512, row.name) for row in rows]
+    sizes += [(635, 30 * row.tile.m - 5, 2080, row.name) for row in rows]  # whole tiles, then shared ones
+    sizes += [(40, 5, 512, row.name) for row in rows] + [(8, 1, 512, row.name) for row in rows]
+    for m, n, k, kernel in sizes:
         weight_q, x = operands(fmt, m, n, k)
-        x, packed, bias = x.half(), sm.pack_block_weight(weight_q, fmt), torch.randn(m, generator=seeded(n)).cuda()
-        wanted = compute(handle, fmt, packed, x, m, n, bias=bias, mode="w16a16", kernel=kernel).t().to(out_dtype)
+        product = dict(weight=sm.pack_block_weight(weight_q, fmt), activation=x.half(), bias=torch.randn(m, generator=seeded(n)).cuda())
         new = functools.partial(torch.full, fill_value=torch.nan, dtype=out_dtype, device="cuda")
-        for out in (new((n, m)), new((n, m + 2))[:, :m], new((n, m + 1))[:, 1:], new((n, 2 * m))[:, ::2], new((m, n)).t()):
-            out = out.t()
-            with sm.create_block_descriptor(handle, out=out, weight=packed, activation=x, bias=bias, mode="w16a16", kernel=kernel) as descriptor:
-                descriptor.calculate(out, packed, x, bias, workspace=torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda"))
-            assert torch.equal(out.t(), wanted), (m, n, k, kernel, out.stride())
+
+        def computed(out):
+            with sm.create_block_descriptor(handle, out=out.t(), **product, mode="w16a16", kernel=kernel) as descriptor:  # noqa: B023
+                workspace = torch.empty(descriptor.workspace_size, dtype=torch.uint8, device="cuda")
+                descriptor.calculate(out.t(), *product.values(), workspace=workspace)  # noqa: B023
+            return out
+
+        one_by_one = torch.full((n, 2 * m), torch.nan, device="cuda")[:, ::2]
+        wanted = computed(one_by_one).to(out_dtype)
+        even, eights = m + m % 2, -(-m // 8) * 8
+        for columns in ((m, slice(m)), (eights + 16, slice(8, m + 8)), (even + 2, slice(m)), (m + 1, slice(1, m + 1)), (2 * m, slice(0, 2 * m, 2))):
+            whole = new((n + 1, columns[0]))
+            out = computed(whole[:n, columns[1]])
+            assert torch.equal(out, wanted), (m, n, k, kernel, out.stride())
+            assert whole.isnan().sum() == whole.numel() - out.numel()
+        assert torch.equal(computed(new((m, n)).t()), wanted)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_blocks_of_zeros_at_the_end_of_k_change_no_bit(fmt):
+    """Kernels of more than 64 tokens leave out what the last step of 256 does not have: 64 at a time, of whole tiles and of shared ones."""
+    handle = sm.Handle("cuda")
+    rows = [row for row in load_table(handle.arch).gguf.rows if rounds(handle.arch, row.name)]
+    for row in rows:
+        for m, n, k in ((131, row.tile.m + 5, 32), (131, row.tile.m, 320), (131, row.tile.m, 448), (635, 30 * row.tile.m - 5, 2080)):
+            weight_q, x = operands(fmt, m, n, k)
+            wider = -(-k // 256) * 256
+            padded_q = torch.zeros(m, wider // 32, weight_q.shape[2], dtype=torch.uint8, device="cuda")
+            padded_q[:, : k // 32] = weight_q
+            padded_x = torch.zeros(n, wider, dtype=torch.float16, device="cuda")
+            padded_x[:, :k] = x
+            out, padded = (
+                compute(handle, fmt, sm.pack_block_weight(blocks, fmt), of, m, n, mode="w16a16", kernel=row.name)
+                for blocks, of in ((weight_q, x.half()), (padded_q, padded_x))
+            )
+            assert torch.equal(out, padded), (row.name, m, n, k)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
