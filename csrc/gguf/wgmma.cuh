@@ -2,7 +2,7 @@
 // in shared memory. Every GGUF block along K has its own accumulators. They are scaled into float32 sums while the next block is multiplied.
 //
 // A tile of the output is kRows rows of the weight, 64 per warpgroup, and kTokens tokens. A thread block computes whole tiles, and a share of
-// the tiles that would leave SMs idle (shares.cuh). One producer thread loads ahead, also across tiles, into two rings of stages: one for
+// the tiles that would leave SMs idle (shares.cuh). One producer thread, or two, load ahead, also across tiles, into two rings of stages: one for
 // tiles of the weight and the sums by which their minima are multiplied, one for activations. A constant packed weight is loaded before the
 // preceding kernel has ended (docs/decisions/0011).
 //
@@ -135,8 +135,8 @@ struct Wgmma {
     return run<Shape>(l, nullptr, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
   }
 
-  // Whether bulk copies can store the outputs: contiguous along the rows of the weight; the rows, tokens and the data pointer aligned to 16 bytes. Of
-  // 16 bytes that are partly beyond the last row, bulk copies store all (measured on an H200).
+  // Whether bulk copies can store the outputs. Those of a token are contiguous and a multiple of 16 bytes, since of 16 bytes that are partly beyond
+  // the last row bulk copies store all (measured on an H200). The data pointer and the distance of tokens are multiples of 16 bytes, too.
   static bool takes_boxes(const GemmLaunch& l) {
     const int64_t aligned = l.blocks->out_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 8; // elements
     return l.out_stride_n == 1 && l.N % aligned == 0 && reinterpret_cast<uintptr_t>(l.out) % 16 == 0 &&

@@ -1,5 +1,5 @@
-// The wgmma kernel: consumer warpgroups first, then a warp that loads, or a warpgroup of which one warp loads activations, one the weight, and the
-// others store.
+// The wgmma kernel: consumer warpgroups first, then a warp or a warpgroup whose first warp is the producer. If weights round, a warpgroup's last warp
+// loads the weight and the first one activations; those between store tiles of more than 64 tokens.
 #pragma once
 
 #include "gguf/wgmma_loads.cuh"
@@ -74,8 +74,8 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     };
     constexpr bool kApart = S::kReconfigure && kFactors == Factors::kRounded; // one warp for the weight, one for activations
     const int helper = int(threadIdx.x) / 32 - kConsumers / 32;               // which of these warps
-    // By elect.sync the compiler knows that it is one thread. After a comparison with threadIdx it makes a loop of each copy, and together these take
-    // longer than multiplying what they load.
+    // By elect.sync the compiler knows that it is one thread. After a comparison with threadIdx it makes a loop of each copy, which delays the loads
+    // (docs/decisions/0027).
     if (helper == 0) {
       if (cute::elect_one_sync()) load_all(std::bool_constant<!kApart>{}, std::true_type{});
     } else if (kApart && helper == 3) {

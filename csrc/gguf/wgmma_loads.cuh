@@ -1,4 +1,4 @@
-// What the producer thread of the wgmma kernel loads: tiles of the weight and the sums that belong to them, and activations.
+// What a producer thread of the wgmma kernel loads: tiles of the weight and the sums that belong to them, and activations.
 #pragma once
 
 #include "gguf/wgmma_shape.cuh"
@@ -34,7 +34,7 @@ struct WgmmaLoads {
     }
   }
 
-  // Boxes of a tile along the tokens that have any.
+  // The number of a tile's boxes, along the tokens, that have a token.
   __device__ int parts_of(int token_tile) const { return (min(kTokens, p.output.M - token_tile * kTokens) + kBoxTokens - 1) / kBoxTokens; }
 
   // parts: parts_of(token_tile). box: which part of the activations of a step.

@@ -39,7 +39,7 @@ struct WgmmaParams {
   Output output;
   Shares shares;
   OutputTiles output_tiles;
-  int32_t last_pairs; // of blocks that the last step of a tile has: kPerTile, or from 1 on if kSkips
+  int32_t last_pairs; // pairs of blocks in the last step of a tile: 1 to 4 if kSkips, else kPerTile, which means all
   bool early_weights;
   bool stores_boxes; // whole tiles of Factors::kRounded are stored by bulk copies (wgmma_store.cuh)
 };
@@ -89,6 +89,8 @@ struct WgmmaShape {
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
       (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+  // Stages of activations. Two thread blocks per SM and factors leave room for four. 256 tokens do not become faster with five: with four, the stages
+  // of a step are always the same ones, which saves instructions.
   template <int kValueStages>
   static constexpr bool kFits = sizeof(StorageOf<kValueStages>) <= 227 * 1024;
   static constexpr int kValueStages = !kWide                                                    ? kStages
@@ -105,7 +107,7 @@ struct WgmmaShape {
   static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
-  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. Two thread blocks per SM leave no registers for it.
+  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. kPair leaves no registers for it.
   static constexpr bool kSkips = kRounded && kWide && !kPair;
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.
   static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;

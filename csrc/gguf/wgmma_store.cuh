@@ -14,6 +14,8 @@ struct BoxStore {
   // The producer's warpgroup has warps to spare (S::kReconfigure). Smaller tiles do not become faster.
   static constexpr bool kPossible = S::kGroups == 2 && kTokens > 64 && kTokens % 16 == 0;
 
+  static_assert(!kPossible || S::template kValueArrivals<Factors::kRounded> == 1, "one arrival of a warp gives its stage back");
+
   const WgmmaParams& p;
   typename S::Storage& s;
   int group, lane;
@@ -67,7 +69,8 @@ struct BoxStore {
   }
 
 private:
-  static constexpr int kEveryone = 1, kOneGroup = 2; // named barriers; the second one is that of the first warpgroup
+  static constexpr int kEveryone = 1; // the named barrier of both multiplying warpgroups
+  static constexpr int kOneGroup = 2; // kOneGroup + group: of one of them and its copying warp
 
   __device__ static int before(int next, int by) { return next >= by ? next - by : next - by + kStages; }
   __device__ void meet() const { sync_threads(kOneGroup + group, 128 + 32); } // a warpgroup and its copying warp

@@ -1,4 +1,4 @@
-"""Fits times of sm90's GGUF kernel configs to products that were timed on an H200: `python tests/autotune/fit_gguf.py`.
+"""Fits times of sm90's GGUF kernel configs to q4_0 products that were timed on an H200: `python tests/autotune/fit_gguf.py`.
 
 Rounded weights (mode w16a16), float16 activations and outputs. Prints the time of the chosen kernel config over the least measured one: on the
 products of the fit, and on random products of another seed, by format and range of tokens. Then the `times` for the table. Not run by pytest;
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from time_gguf import FORMATS, JUDGED
+from time_gguf import FITTED, FORMATS, JUDGED
 
 from scaled_mm.autotune.fit import fit, judge
 from scaled_mm.autotune.model import Product
@@ -58,7 +58,8 @@ def over_bf16(table: TileTable, fmt: str, tokens: tuple[int, int]) -> list[float
 def main() -> None:
     table = with_times(read())
     for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
-        print(f"the products of the fit, q4_0, tokens {tokens}:", judge(table, within(read(), tokens), H200))
+        for fmt in FORMATS[FITTED]:
+            print(f"the products of the fit, {fmt}, tokens {tokens}:", judge(table, within(read(fmt), tokens), H200))
     for fmt in FORMATS[JUDGED]:
         for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
             print(f"random products, {fmt}, tokens {tokens}:", judge(table, within(read(fmt, judged=True), tokens), H200))

@@ -122,15 +122,16 @@ def test_the_table_has_the_times_of_the_fit_of_gguf_kernel_configs():
             )
 
 
-def test_the_table_chooses_well_on_the_gguf_products_of_the_fit():
-    """Decision 0027 has the figures."""
-    measured = gguf.read()
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0225, 1.33), ("q8_0", 1.0325, 1.35)])
+def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, mean, worst):
+    """q8_0: the same products in a format that is not fitted to. Decision 0027 has the figures."""
+    measured = gguf.read(fmt)
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)
-    assert found.products == len(measured) == 523 and found.mean <= 1.0225 and found.worst <= 1.33
+    assert found.products == len(measured) == 523 and found.mean <= mean and found.worst <= worst
     selected = {product: gguf.TABLE.select(*product, mode="w16a16").row.name for product in measured}
     assert all(name in measured[product] for product, name in selected.items())  # none that was not timed
     losses = [us[selected[product]] / min(us.values()) for product, us in measured.items()]
-    assert geometric_mean(losses) <= 1.0225 and max(losses) <= 1.33
+    assert geometric_mean(losses) <= mean and max(losses) <= worst
 
 
 @pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0103, 1.25), ("q5_1", 1.0175, 1.22), ("q8_0", 1.0221, 1.26)])
