@@ -53,7 +53,8 @@ __device__ inline uint4 load_matrices(uint32_t row) {
   return v;
 }
 
-// Stores four 8 x 8 matrices of 16-bit values, transposed, to shared memory. row: where row i % 8 of the transpose of matrix i / 8 goes, from lane i.
+// Stores four 8 x 8 matrices of 16-bit values, transposed, to shared memory. row: lane i passes the address for
+// row i % 8 of transposed matrix i / 8.
 __device__ inline void store_transposed(uint32_t row, const uint32_t (&v)[4]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])

@@ -135,8 +135,8 @@ struct Wgmma {
     return run<Shape>(l, nullptr, message, size, [](Values) -> DeviceKernel& { return device_kernel<__half, Factors::kScaled>(); });
   }
 
-  // Whether bulk copies can store the outputs. Those of a token are contiguous and a multiple of 16 bytes, since of 16 bytes that are partly beyond
-  // the last row bulk copies store all (measured on an H200). The data pointer and the distance of tokens are multiples of 16 bytes, too.
+  // Whether bulk copies can store the outputs. Those of a token must be contiguous and fill whole units of 16 bytes: of a unit that is partly beyond
+  // the last row a bulk copy stores all (measured on an H200). The data pointer and the distance of tokens must be multiples of 16 bytes, too.
   static bool takes_boxes(const GemmLaunch& l) {
     const int64_t aligned = l.blocks->out_dtype == SCALED_MM_DTYPE_FLOAT32 ? 4 : 8; // elements
     return l.out_stride_n == 1 && l.N % aligned == 0 && reinterpret_cast<uintptr_t>(l.out) % 16 == 0 &&
@@ -182,7 +182,7 @@ struct Wgmma {
       };
       const int32_t values_dtype = staged.form == Values::kBfloat16 ? SCALED_MM_DTYPE_BFLOAT16 : SCALED_MM_DTYPE_FLOAT16;
       CUresult result = map(&p.values, staged.values, values_dtype, l.K, staged.stride, S::kBoxTokens);
-      if (result == CUDA_SUCCESS && kTokens > S::kBoxTokens) result = map(&p.whole, staged.values, values_dtype, l.K, staged.stride, kTokens);
+      if (result == CUDA_SUCCESS && kTokens > S::kBoxTokens) result = map(&p.full, staged.values, values_dtype, l.K, staged.stride, kTokens);
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
       if (std::is_same_v<S, RoundedShape> && BoxStore<S>::kPossible && p.shares.whole > 0 && takes_boxes(l)) {
         // Outputs that a tensor map cannot describe are stored one by one.

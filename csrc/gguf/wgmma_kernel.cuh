@@ -1,5 +1,5 @@
-// The wgmma kernel: consumer warpgroups first, then a warp or a warpgroup whose first warp is the producer. If weights round, a warpgroup's last warp
-// loads the weight and the first one activations; those between store tiles of more than 64 tokens.
+// The wgmma kernel: consumer warpgroups first, then a warp or a warpgroup whose first warp is the producer. If weights round and it is a warpgroup,
+// its warp 0 loads activations, warp 3 the weight, and warps 1 and 2 store tiles of more than 64 tokens.
 #pragma once
 
 #include "gguf/wgmma_loads.cuh"
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   const auto is_whole = [&](Work work) { return !S::kDeals || work.whole(); };
   const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, 0, tiles_k} : s.share[work]; };
 
-  constexpr bool kBoxes = kFactors == Factors::kRounded && BoxStore<S>::kPossible;
+  constexpr bool kStoresBoxes = kFactors == Factors::kRounded && BoxStore<S>::kPossible;
   if (threadIdx.x == kConsumers) {
     if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             load.sums(at.token_tile, step, tiles.stage);
           }
           if constexpr (of_values.value) {
-            const int boxes = S::kSkips && step + 1 == tiles_k ? p.last_pairs : kPerTile;
-            for (int box = 0; box < kPerTile; ++box, values.advance()) {
-              if (loaded * kPerTile + box >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
-              box < boxes ? load.values(at.token_tile, parts, step, box, values.stage) : s.values_full[values.stage].arrive();
+            const int stages = S::kSkips && step + 1 == tiles_k ? p.last_pairs : kPerTile;
+            for (int i = 0; i < kPerTile; ++i, values.advance()) {
+              if (loaded * kPerTile + i >= kValueStages) s.values_empty[values.stage].wait(values.phase ^ 1);
+              i < stages ? load.values(at.token_tile, parts, step, i, values.stage) : s.values_full[values.stage].arrive();
             }
           }
         }
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       if (cute::elect_one_sync()) load_all(std::bool_constant<!kApart>{}, std::true_type{});
     } else if (kApart && helper == 3) {
       if (cute::elect_one_sync()) load_all(std::true_type{}, std::false_type{});
-    } else if constexpr (kBoxes) {
+    } else if constexpr (kStoresBoxes) {
       const int group = helper - 1;
       wait_for_preceding_kernel();
       if (p.stores_boxes && group < S::kGroups) BoxStore<S>{p, s, group, int(threadIdx.x) % 32}.copy(tiles_k);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     };
     do {
       const int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
-      const bool stores_boxes = kBoxes && p.stores_boxes && is_whole(work);
+      const bool stores_boxes = kStoresBoxes && p.stores_boxes && is_whole(work);
       float bias[2] = {-0.0f, -0.0f};
       OutputTiles::Place at{};
       if constexpr (kFactors == Factors::kRounded) {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
         multiply_narrow<F, T, S, kFactors>(s, left, tiles, values, sums);
       }
       if (stores_boxes) {
-        if constexpr (kBoxes) BoxStore<S>{p, s, group, lane}.write(values.stage, warp, at, bias, sums);
+        if constexpr (kStoresBoxes) BoxStore<S>{p, s, group, lane}.write(values.stage, warp, at, bias, sums);
       } else if (is_whole(work)) {
         at = p.output_tiles.place_of(work.at);
         const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;

@@ -46,7 +46,7 @@ struct WgmmaLoads {
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
       if (kTokens > kBoxTokens && parts == kTokens / kBoxTokens) { // one copy takes less time to start than several
-        load_box(s.values_full[stage], s.values[stage][i], &p.whole, block * kBlock + i * 64, first);
+        load_box(s.values_full[stage], s.values[stage][i], &p.full, block * kBlock + i * 64, first);
         continue;
       }
 #pragma unroll

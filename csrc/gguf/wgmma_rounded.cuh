@@ -10,7 +10,7 @@
 namespace scaled_mm::gguf {
 
 // Adds steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows: `left` steps with all their pairs of blocks,
-// then, if `pairs` is not 0, one with so many. keeps(): whether the last two stages of activations are not released. ending(): called while the last
+// then, if `pairs` is not 0, one with so many. keeps(): true if the caller releases the last two stages. ending(): called while the last
 // pair is being multiplied.
 template <class F, class T, class S, class Keeps, class Ending>
 __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, int pairs, Stages<S::kStages>& tiles,

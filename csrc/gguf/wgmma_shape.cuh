@@ -32,7 +32,7 @@ __device__ inline uint64_t descriptor_of(uint64_t first, uint32_t bytes) { retur
 
 struct WgmmaParams {
   CUtensorMap values;  // [M, K], boxes of kBoxTokens x 64
-  CUtensorMap whole;   // the same in boxes of kTokens x 64, for tiles all of whose boxes have tokens; if kBoxTokens is less
+  CUtensorMap full;    // the same in boxes of kTokens x 64, for tiles all of whose boxes have tokens; if kBoxTokens is less
   CUtensorMap outputs; // [M, N], boxes of kBoxTokens x 128 bytes; if stores_boxes
   const uint8_t* tiles;
   const float2* factors;
@@ -89,8 +89,8 @@ struct WgmmaShape {
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
       (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
-  // Stages of activations. Two thread blocks per SM and factors leave room for four. 256 tokens do not become faster with five: with four, the stages
-  // of a step are always the same ones, which saves instructions.
+  // Stages of activations. Two thread blocks per SM and factors leave room for four. Five make 256 tokens slower, but for short K: with four, the
+  // stages of a step are always the same ones, which saves instructions.
   template <int kValueStages>
   static constexpr bool kFits = sizeof(StorageOf<kValueStages>) <= 227 * 1024;
   static constexpr int kValueStages = !kWide                                                    ? kStages

@@ -1,9 +1,9 @@
 """Times kernel configs of sm90's GGUF products beside bfloat16: `python tests/autotune/time_gguf.py FILE.json`, on an H200.
 
-Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0 and q8_0, is for the fit,
-together with three weights of LLM layers, which are larger; seed 52, with one format more, is held out. `torch.mm` in bfloat16 beside them. Graph
-replays; weights rotate, so that they come from memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 200 s. Its output
-is tests/tables/data/h200_gguf_random.json (q8_0 of seed 51 is of a second run).
+Kernel configs with rounded weights (mode w16a16, float16 activations and outputs), on random products: seed 51, q4_0, is for the fit, together with
+three weights of LLM layers, which are larger (q8_0 beside it is only judged); seed 52, with one format more, is held out. `torch.mm` in bfloat16
+beside them. Graph replays; weights rotate, so that they come from memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes
+200 s. Its output is tests/tables/data/h200_gguf_random.json (q8_0 of seed 51 is of a second run).
 """
 
 from __future__ import annotations
