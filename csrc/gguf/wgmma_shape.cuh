@@ -107,8 +107,9 @@ struct WgmmaShape {
   static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
-  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. kPair leaves no registers for it.
-  static constexpr bool kSkips = kRounded && kWide && !kPair;
+  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. kPair and 256 tokens leave no registers
+  // for it.
+  static constexpr bool kSkips = kRounded && kWide && !kPair && kTokens < 256;
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.
   static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
 };
