@@ -182,7 +182,8 @@ struct Wgmma {
       };
       const int32_t values_dtype = staged.form == Values::kBfloat16 ? SCALED_MM_DTYPE_BFLOAT16 : SCALED_MM_DTYPE_FLOAT16;
       CUresult result = map(&p.values, staged.values, values_dtype, l.K, staged.stride, S::kBoxTokens);
-      if (result == CUDA_SUCCESS && kTokens > S::kBoxTokens) result = map(&p.full, staged.values, values_dtype, l.K, staged.stride, kTokens);
+      const bool any_full = kTokens > S::kBoxTokens && l.M > kTokens - S::kBoxTokens; // any tile: WgmmaLoads::values
+      if (result == CUDA_SUCCESS && any_full) result = map(&p.full, staged.values, values_dtype, l.K, staged.stride, kTokens);
       if (result != CUDA_SUCCESS) return cuda_failure(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled", message, size);
       if (std::is_same_v<S, RoundedShape> && BoxStore<S>::kPossible && p.shares.whole > 0 && takes_boxes(l)) {
         // Outputs that a tensor map cannot describe are stored one by one.

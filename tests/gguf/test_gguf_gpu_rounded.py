@@ -172,7 +172,7 @@ def test_outputs_are_the_float32_ones_cast_once_whatever_their_strides(fmt, out_
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
 def test_blocks_of_zeros_at_the_end_of_k_change_no_bit(fmt):
-    """Tiles of more than 64 tokens leave out what the last step of 256 does not have, 64 at a time: whole tiles and shared ones."""
+    """Tiles of more than 64 tokens, but for 256, leave out what the last step of 256 does not have, 64 at a time: whole tiles and shared ones."""
     handle = sm.Handle("cuda")
     rows = [row for row in load_table(handle.arch).gguf.rows if rounds(handle.arch, row.name)]
     for row in rows:
