@@ -20,17 +20,15 @@ double ceil_div(double value, double by) {
   return whole < quotient ? whole + 1 : whole;
 }
 
-// SMs that clusters of this size can use: clusters lie within groups of SMs, which are not whole multiples of them.
-int32_t usable(int32_t cluster, int32_t multiprocessors) {
-  constexpr int32_t kOf = 132;
-  return cluster == 4 ? multiprocessors * 116 / kOf : cluster == 8 ? multiprocessors * 112 / kOf : multiprocessors;
-}
-
 // Of a kernel that shares tiles.
 double shared_us(const scaledMMTimeModel_t& model, const ProductSize& size, const DeviceRates& device) {
   const auto ceil_div = [](int64_t value, int64_t by) { return value / by + (value % by != 0); };
   const int64_t at_once = std::max<int64_t>(1, int64_t(device.multiprocessors) * model.resident);
   const int64_t tiles = ceil_div(size.M, model.unit_m) * ceil_div(size.N, model.unit_n) * size.count, of_tile = ceil_div(size.K, model.unit_k);
+  if (model.cluster > 1) {
+    const ClusterBlocks of = cluster_blocks(tiles, of_tile, device.multiprocessors, model.resident, model.cluster);
+    return double(of.waves) * (double(ceil_div(of_tile, of.blocks)) * model.step_us + model.tile_us);
+  }
   const int64_t whole = tiles / at_once, rest = tiles % at_once;
   const int64_t blocks = sharing_blocks(rest, of_tile, at_once, model.most_parts, model.unit_m);
   const double waves = double(whole + (rest > 0));
@@ -67,7 +65,7 @@ double predicted_us(const scaledMMTimeModel_t& model, const ProductSize& size, c
   const double M = double(size.M), N = double(size.N), K = double(size.K), count = double(size.count);
   const double units_m = size.mean_m ? std::max(1.0, M / double(model.unit_m) + 0.5) : ceil_div(M, double(model.unit_m));
   const double units = units_m * ceil_div(N, double(model.unit_n)) * count;
-  const int32_t slots = std::max(1, usable(model.cluster, device.multiprocessors) * model.resident / model.blocks);
+  const int32_t slots = std::max(1, usable_multiprocessors(model.cluster, device.multiprocessors) * model.resident / model.blocks);
   const double waves = ceil_div(units, slots), of_unit = ceil_div(K, double(model.unit_k));
   const bool divided = model.least_steps > 0 && of_unit >= 2.0 * model.least_steps;
   const double steps = divided ? std::max(units * of_unit / slots, double(model.least_steps)) : waves * of_unit;

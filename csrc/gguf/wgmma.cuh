@@ -27,18 +27,19 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
 inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled");
 
 // A kernel config of sm90.yaml's gguf section, for one GGUF format.
-template <class F, int kTokens, int kRows, int kSplit, int kStages>
+// kCluster: the most thread blocks of a cluster, which share the K of every tile; 1: no clusters. kRounds: whether weights may be rounded.
+template <class F, int kTokens, int kRows, int kSplit, int kStages, int kCluster = 1, bool kRounds = true>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
   // Tiles of other numbers of tokens are only for weights that are rounded.
-  static constexpr bool kExact = (kTokens & (kTokens - 1)) == 0;
+  static constexpr bool kExact = (kTokens & (kTokens - 1)) == 0 && kCluster == 1;
   // A kernel config of more than 128 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
   // minima, for dealing tiles. One that is not exact contains a kernel that is.
   static constexpr bool kFewer = kTokens > 128 || !kExact;
   static constexpr int kTokensOfFewer = kTokens > 128 ? 128 : kExact ? kTokens : 64;
-  using Fewer = Wgmma<F, kTokensOfFewer, kRows, kSplit, (kTokens > 128) ? kStages + 1 : kStages>;
+  using Fewer = Wgmma<F, kTokensOfFewer, kRows, kSplit, (kCluster > 1 ? 2 : kTokens > 128 ? kStages + 1 : kStages), 1, false>;
   using Shape = WgmmaShape<F, kTokens, kRows, kStages>;
-  using RoundedShape = WgmmaShape<F, kTokens, kRows, kStages, true>;
+  using RoundedShape = WgmmaShape<F, kTokens, kRows, kStages, true, kCluster>;
   template <class S>
   static constexpr int kMemoryOf = int(sizeof(typename S::Storage));
   static constexpr int kSharedMemory = kMemoryOf<std::conditional_t<kExact, Shape, RoundedShape>>;
@@ -60,7 +61,7 @@ struct Wgmma {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
     if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
-    if constexpr (Shape::kWide) {
+    if constexpr (Shape::kWide && kRounds) {
       for (DeviceKernel* one : {&device_kernel<__half, Factors::kRounded>(), &device_kernel<__nv_bfloat16, Factors::kRounded>()}) {
         if (scaledMMStatus_t status = prepare_kernel(*one, kMemoryOf<RoundedShape>, device, message, size)) return status;
       }
@@ -79,7 +80,17 @@ struct Wgmma {
   static int64_t tiles(int64_t M, int64_t N) { return tiles_of(M, kTokens) * tiles_of(N, kRows); }
 
   template <class S>
+  static ClusterBlocks cluster_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
+    if constexpr (!S::kClusters) return {1, 0, 0};
+    return cluster_blocks(tiles(M, N), tiles_of(K, kTileK), multiprocessors, S::kResident, S::kCluster);
+  }
+
+  template <class S>
   static Shares shares_of(int64_t M, int64_t N, int64_t K, int32_t multiprocessors) {
+    if constexpr (S::kClusters) { // whole tiles, several for a cluster if there are more than clusters at a time
+      const int64_t all = tiles(M, N), clusters = cluster_of<S>(M, N, K, multiprocessors).at_once;
+      return {int32_t(all), 0, 0, int32_t(tiles_of(K, kTileK)), 0, 0, int32_t(all < clusters ? all : clusters), nullptr};
+    }
     const int64_t slots = S::kDeals ? int64_t(multiprocessors) * S::kAtOnce : 0;
     return share_tiles(tiles(M, N), tiles_of(K, kTileK), slots, kSplit, kTokens);
   }
@@ -111,7 +122,7 @@ struct Wgmma {
 
   // Activations that are not rounded from float32 any more.
   static scaledMMStatus_t launch_floats(const GemmLaunch& l, const float* token_scales, char* message, size_t size) {
-    if constexpr (Shape::kWide) {
+    if constexpr (Shape::kWide && kRounds) {
       if (rounds(*l.blocks)) {
         return run<RoundedShape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
           return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, Factors::kRounded>() : device_kernel<__half, Factors::kRounded>();
@@ -191,7 +202,8 @@ struct Wgmma {
       }
     }
     LaunchShape shape;
-    shape.grid = dim3(unsigned(p.shares.thread_blocks));
+    shape.cluster = dim3(unsigned(cluster_of<S>(l.M, l.N, l.K, l.multiprocessors).blocks));
+    shape.grid = dim3(unsigned(p.shares.thread_blocks) * shape.cluster.x);
     shape.block = dim3(S::kThreads);
     shape.shared_memory = kMemoryOf<S>;
     shape.dependent = true;
@@ -207,5 +219,9 @@ struct Wgmma {
     return kernel;
   }
 };
+
+// A kernel config whose clusters share tiles: for weights that round. For others it contains a kernel without clusters.
+template <class F, int kTokens, int kRows, int kCluster, int kStages>
+using WgmmaCluster = Wgmma<F, kTokens, kRows, 16, kStages, kCluster>;
 
 } // namespace scaled_mm::gguf

@@ -2,6 +2,7 @@
 // its warp 0 loads activations, warp 3 the weight, and warps 1 and 2 store tiles of more than 64 tokens.
 #pragma once
 
+#include "gguf/wgmma_cluster.cuh"
 #include "gguf/wgmma_loads.cuh"
 #include "gguf/wgmma_narrow.cuh"
 #include "gguf/wgmma_rounded.cuh"
@@ -22,14 +23,18 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
   const int tiles_k = p.shares.steps;
 
   const WgmmaLoads<F, S, kFactors> load{p, s, tiles_n, tiles_k};
-  const auto begin = [&] { return S::kDeals ? Work::begin(p.shares, int(blockIdx.x)) : Work{int(blockIdx.x)}; };
-  const auto advance = [&](Work& work) { return S::kDeals && work.advance(p.shares, int(blockIdx.x), int(gridDim.x)); };
-  const auto is_whole = [&](Work work) { return !S::kDeals || work.whole(); };
-  const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, 0, tiles_k} : s.share[work]; };
+  const auto cluster = Cluster<S>::current();
+  const int block = int(blockIdx.x) / cluster.blocks, blocks = int(gridDim.x) / cluster.blocks; // clusters, whose thread blocks have the same tiles
+  const Part whole = cluster.part_of(0, tiles_k);
+  const auto begin = [&] { return S::kDeals ? Work::begin(p.shares, block) : Work{block}; };
+  const auto advance = [&](Work& work) { return S::kDeals && work.advance(p.shares, block, blocks); };
+  const auto is_whole = [&](Work work) { return !S::kDeals || S::kClusters || work.whole(); };
+  const auto part_of = [&](Work work) { return is_whole(work) ? Part{work.at, whole.begin, whole.count} : s.share[work]; };
 
   constexpr bool kStoresBoxes = kFactors == Factors::kRounded && BoxStore<S>::kPossible;
   if (threadIdx.x == kConsumers) {
-    if constexpr (S::kDeals) s.share.fill(p.shares, int(blockIdx.x));
+    if constexpr (S::kDeals) s.share.fill(p.shares, block);
+    cluster.init(s);
     for (int i = 0; i < kStages; ++i) s.tiles_full[i].init(1), s.tiles_empty[i].init(kConsumers / 32 * S::kArrivals);
     for (int i = 0; i < kValueStages; ++i) s.values_full[i].init(1), s.values_empty[i].init(kConsumers / 32 * S::template kValueArrivals<kFactors>);
     cutlass::arch::fence_barrier_init();
@@ -40,7 +45,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       for (int i = 0; i < min(first.count, kStages); ++i) load.tiles(row_tile, first.begin + i, i);
     }
   }
-  __syncthreads();
+  cluster.sync();
 
   if (threadIdx.x >= kConsumers) {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_dealloc<S::kLoading>();
@@ -83,7 +88,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     } else if constexpr (kStoresBoxes) {
       const int group = helper - 1;
       wait_for_preceding_kernel();
-      if (p.stores_boxes && group < S::kGroups) BoxStore<S>{p, s, group, int(threadIdx.x) % 32}.copy(tiles_k);
+      if (p.stores_boxes) BoxStore<S>{p, s, group, int(threadIdx.x) % 32}.copy(tiles_k);
     }
   } else {
     if constexpr (S::kReconfigure) cutlass::arch::warpgroup_reg_alloc<S::kMultiplying>();
@@ -94,18 +99,20 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
     Stages<kStages> tiles;
     Stages<kValueStages> values;
     Work work = begin();
+    int before = 0; // tiles, if S::kClusters
     const auto clear = [&] {
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) sums[i / 4][i % 4] = 0.0f;
     };
     do {
-      const int left = is_whole(work) ? tiles_k : load_shared(&s.share[work].count);
+      const int left = is_whole(work) ? whole.count : load_shared(&s.share[work].count);
       const bool stores_boxes = kStoresBoxes && p.stores_boxes && is_whole(work);
       float bias[2] = {-0.0f, -0.0f};
       OutputTiles::Place at{};
       if constexpr (kFactors == Factors::kRounded) {
         if (left > 0) {
-          const bool partial = S::kSkips && p.last_pairs < kPerTile && (is_whole(work) || load_shared(&s.share[work].begin) + left == tiles_k);
+          const bool ends = (is_whole(work) ? whole.begin : load_shared(&s.share[work].begin)) + left == tiles_k;
+          const bool partial = S::kSkips && p.last_pairs < kPerTile && ends;
           clear();
           const auto ending = [&] {
             if (!stores_boxes) return;
@@ -113,7 +120,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
             const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g;
             if (p.output.bias) bias[0] = p.output.bias_of(row), bias[1] = p.output.bias_of(row + 8);
           };
-          multiply_rounded<F, T, S>(s, left - partial, partial ? p.last_pairs : 0, tiles, values, sums, [&] { return stores_boxes; }, ending);
+          multiply_rounded<F, T, S>(s, left, partial ? p.last_pairs : kPerTile, tiles, values, sums, [&] { return stores_boxes; }, ending);
         } else {
           clear();
         }
@@ -126,6 +133,10 @@ __global__ void __launch_bounds__(S::kThreads, S::kResident) wgmma_kernel(const 
       }
       if (stores_boxes) {
         if constexpr (kStoresBoxes) BoxStore<S>{p, s, group, lane}.write(values.stage, warp, at, bias, sums);
+      } else if constexpr (S::kClusters) {
+        at = p.output_tiles.place_of(work.at);
+        const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g;
+        cluster.add_and_store(p.output, at.token_tile * kTokens + 2 * t, row, s, sums, before++, work.at + blocks < p.shares.whole);
       } else if (is_whole(work)) {
         at = p.output_tiles.place_of(work.at);
         const int row = at.row_tile * kRows + group * kTileRows + warp * 16 + g, token = at.token_tile * kTokens + 2 * t;

@@ -32,7 +32,9 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     release_stage(s.tiles_empty[tiles.stage], lane, S::kArrivals);
     tiles.advance();
   };
-  const auto decode = [&](Fragments(&of)[2]) {
+  const auto load = [&](int pair) { next.load(band, pair, lane); };
+  const auto decode = [&](int pair) {
+    Fragments(&of)[2] = fragments[pair % 2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
       of[b] = next.template fragments<T>(b, powers);
@@ -46,61 +48,69 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     for (int i = 0; i < kTokens / 2; ++i) cute::warpgroup_fence_operand(flat[i]);
   };
 
+  // Whether a step's stages of activations are consecutive, and then how far a pair's is from values.stage.
+  constexpr bool kTogether = S::kValueStages % kPairs == 0;
+  const auto stage_of = [&](int pair) { return values.stage + (kTogether ? pair : 0); };
+  const auto advance = [&](int pair) { // after a pair
+    if (!kTogether) values.advance();
+    if (kTogether && pair + 1 == kPairs && (values.stage += kPairs) == S::kValueStages) values.stage = 0, values.phase ^= 1;
+  };
+
   const uint64_t first = descriptor_of(s.values[0][0]);
   int done = -1; // the stage of activations of the pair before
   const auto release = [&](int stage) { release_stage(s.values_empty[stage], lane, S::template kValueArrivals<Factors::kRounded>); };
-  const auto multiply_pair = [&](Fragments(&now)[2], bool releases) { // releases: the pair before
-    wait(s.values_full[values.stage], values.phase);
-    const uint64_t x = descriptor_of(first, uint32_t(values.stage) * sizeof(s.values[0]));
+  const auto multiply_pair = [&](int pair, bool releases) { // releases: the pair before
+    const int stage = stage_of(pair);
+    wait(s.values_full[stage], values.phase);
+    const uint64_t x = descriptor_of(first, uint32_t(stage) * sizeof(s.values[0]));
     cute::warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      multiply<T>(flat, now[i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kTokens / 2>{});
+      multiply<T>(flat, fragments[pair % 2][i / 2].a[i % 2], x + 2 * i, true, std::make_index_sequence<kTokens / 2>{});
     }
     cute::warpgroup_commit_batch();
     cute::warpgroup_wait<1>(); // the pair before is done: its fragments and its activations are free
-    if (done >= 0 && releases) release(done);
-    done = values.stage;
+    if ((pair > 0 || done >= 0) && releases) release(kTogether && pair > 0 ? stage - 1 : done);
+    done = stage;
   };
 
   open();
-  next.load(band, 0, lane);
-  decode(fragments[0]);
+  load(0);
+  decode(0);
   fence();
-  for (; left > 0; --left) {
+  for (; left > 1; --left) {
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair, values.advance()) {
-      if (pair + 1 < kPairs) next.load(band, pair + 1, lane);
-      const bool last = pair + 1 == kPairs && left == 1 && (!S::kSkips || pairs == 0);
-      multiply_pair(fragments[pair % 2], !(last && keeps()));
+    for (int pair = 0; pair < kPairs; ++pair) {
+      if (pair + 1 < kPairs) load(pair + 1);
+      multiply_pair(pair, true);
       if (pair + 1 == kPairs) {
         close();
-        if (last) continue;
         open();
-        next.load(band, 0, lane);
+        load(0);
       }
-      decode(fragments[(pair + 1) % 2]);
+      decode((pair + 1) % kPairs);
+      advance(pair);
     }
   }
-  if (S::kSkips && pairs > 0) {
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair, values.advance()) {
-      if (pair + 1 < kPairs && pair < pairs) {
-        if (pair + 2 < kPairs) next.load(band, pair + 1, lane);
-        multiply_pair(fragments[pair % 2], true);
-        if (pair + 2 < kPairs) decode(fragments[(pair + 1) % 2]);
-      } else {
-        wait(s.values_full[values.stage], values.phase);
-        if (pair + 2 < kPairs || !keeps()) release(values.stage);
-      }
+  for (int pair = 0; pair < kPairs; ++pair) { // the last step
+    if (pair == 0 || pair < pairs) {
+      const bool more = pair + 1 < kPairs;
+      if (more) load(pair + 1);
+      multiply_pair(pair, pair + 1 < kPairs || !keeps());
+      if (more) decode(pair + 1);
+    } else {
+      wait(s.values_full[stage_of(pair)], values.phase);
+      if (pair + 2 < kPairs || !keeps()) release(stage_of(pair));
     }
-    close();
+    advance(pair);
   }
-  const float2 scale = inverse_powers(powers);
+  close();
   ending();
   cute::warpgroup_wait<0>();
   fence();
-  if (!keeps() || (S::kSkips && pairs % (kPairs - 1) != 0)) release(done); // of 1 or 2 pairs the last one is not in the last two stages
+  if (!keeps() || pairs + 1 < kPairs) release(done); // of 1 or 2 pairs the last one is not in the last two stages
+  const float2 scale = inverse_powers(powers);
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) flat[i] *= i % 4 / 2 ? scale.y : scale.x;
 }

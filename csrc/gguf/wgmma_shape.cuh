@@ -51,10 +51,12 @@ constexpr int box_of_many(int tokens) {
   return box;
 }
 
-// Tile sizes and shared memory. A stage holds kBoxes times kTokens x 64 k of activations. kRounded: for Factors::kRounded.
-template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false>
+// Tile sizes and shared memory. A stage holds kBoxes times kTokens x 64 k of activations. kRounded: for Factors::kRounded. kCluster: the most
+// thread blocks of a cluster, which share the K of every tile.
+template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false, int kCluster_ = 1>
 struct WgmmaShape {
-  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_;
+  static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
+  static constexpr bool kClusters = kCluster > 1;
   static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
@@ -70,6 +72,19 @@ struct WgmmaShape {
   template <Factors kFactors>
   static constexpr int kValueArrivals = kWide && kFactors != Factors::kScaled ? 1 : kArrivals;
 
+  static_assert(!kClusters || (kRounded && kWide), "the rules of the table");
+  // Of a tile's tokens, by eights, the most that a thread block stores of a cluster of `blocks`.
+  __host__ __device__ static constexpr int fragments_of(int blocks) { return (kTokens / 8 + blocks - 1) / blocks; }
+  static constexpr int most_received() {
+    int most = 1;
+    for (const int blocks : kClusterSizes) {
+      const int received = (blocks - 1) * fragments_of(blocks);
+      if (blocks <= kCluster && received > most) most = received;
+    }
+    return most;
+  }
+  static constexpr int kReceived = most_received();
+
   static constexpr int kLoaded = kRounded ? F::kTileBytes : F::kBandsBytes; // of a tile
 
   template <int kValueStages>
@@ -80,8 +95,10 @@ struct WgmmaShape {
       alignas(128) float2 factors[kRounded ? 1 : kValueStages][kBoxes * 2][kRounded ? 1 : kTokens];                        // Factors::kScaled
       alignas(128) uint4 sums_of_values[F::kMinimum && !kRounded ? kStages : 1][kRounded ? 1 : kTokens * kTileBlocks / 2]; // Factors::kSums
     };
-    FullBarrier tiles_full[kStages], values_full[kValueStages];
-    EmptyBarrier tiles_empty[kStages], values_empty[kValueStages];
+    // The sums of the cluster's other thread blocks, for the tokens that this one stores.
+    alignas(128) float4 received[kReceived][kClusters ? kConsumers : 1];
+    FullBarrier tiles_full[kStages], values_full[kValueStages], received_full;
+    EmptyBarrier tiles_empty[kStages], values_empty[kValueStages], received_empty;
     Share share;
   };
   template <class Storage>
@@ -89,12 +106,13 @@ struct WgmmaShape {
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
       (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
-  // Stages of activations. Two thread blocks per SM and factors leave room for four. Five make 256 tokens slower, but for short K: with four, the
-  // stages of a step are always the same ones, which saves instructions.
+  // Stages of activations. Two thread blocks per SM and factors leave room for four. Five make 256 tokens slower, but for short K: with four or
+  // eight, a step's stages are the same ones each time or each second time, which saves instructions.
   template <int kValueStages>
   static constexpr bool kFits = sizeof(StorageOf<kValueStages>) <= 227 * 1024;
   static constexpr int kValueStages = !kWide                                                    ? kStages
                                       : kPair || kTokens == 256 || (kTokens > 128 && !kRounded) ? 4
+                                      : kRounded && kFits<8>                                    ? 8
                                       : kFits<6>                                                ? 6
                                       : kFits<5>                                                ? 5
                                                                                                 : 4;
@@ -107,9 +125,9 @@ struct WgmmaShape {
   static constexpr bool kDeals = kTokens <= 128 || !F::kMinimum || kRounded;
   // Thread blocks per SM that work is dealt to: more than two bring nothing.
   static constexpr int kAtOnce = kResident < 2 ? kResident : 2;
-  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. kPair and 256 tokens leave no registers
+  // Factors::kRounded: pairs of blocks that the last step of K does not have are not multiplied. Two thread blocks of 64 tokens leave no registers
   // for it.
-  static constexpr bool kSkips = kRounded && kWide && !kPair && kTokens < 256;
+  static constexpr bool kSkips = kRounded && kWide && !(kPair && kTokens == 64);
   // Registers per thread after reconfiguration: of producer warps, of consumer warps.
   static constexpr int kLoading = kPair ? 32 : 40, kMultiplying = kPair ? 104 : 232;
 };

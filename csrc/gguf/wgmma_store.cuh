@@ -12,7 +12,7 @@ template <class S>
 struct BoxStore {
   static constexpr int kTokens = S::kTokens, kStages = S::kValueStages;
   // The producer's warpgroup has warps to spare (S::kReconfigure). Smaller tiles do not become faster.
-  static constexpr bool kPossible = S::kGroups == 2 && kTokens > 64 && kTokens % 16 == 0;
+  static constexpr bool kPossible = !S::kClusters && S::kGroups == 2 && kTokens > 64 && kTokens % 16 == 0;
 
   static_assert(!kPossible || S::template kValueArrivals<Factors::kRounded> == 1, "one arrival of a warp gives its stage back");
 

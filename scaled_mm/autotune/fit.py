@@ -16,6 +16,7 @@ from scaled_mm.tables import TileTable, Times
 
 LEAST_PRODUCTS = 12  # measured ones, to fit a kernel config
 _FITTED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "memory": "memory"}  # fields of `Times`: those of `TimeModel`
+_FITTED_CLUSTER = {"start": "start_us", "step": "step_us", "tile": "tile_us"}
 _FITTED_SHARED = {"start": "start_us", "step": "step_us", "tile": "tile_us", "sharing": "sharing_us", "two_tiles": "two_tiles_us"}
 _MOST = {"memory": 3.0}  # of a coefficient; others: 1000
 _LEAST = 1e-4  # of a coefficient: they are fitted as logarithms
@@ -46,7 +47,9 @@ def fit(table: TileTable, measured: MeasuredTimes, gpu: GpuFacts, least_tile_us:
 
 
 def _fitted(model: TimeModel) -> dict[str, str]:
-    return _FITTED_SHARED if model.most_parts else _FITTED
+    if not model.most_parts:
+        return _FITTED
+    return _FITTED_SHARED if model.cluster == 1 else _FITTED_CLUSTER
 
 
 def _mean_m(table: TileTable) -> bool:

@@ -70,7 +70,7 @@ class KernelConfig(BaseModel):
     stages: of the pipeline in shared memory; auto takes as many as fit beside the epilogue. GGUF kernels take this number, or as many as
         fit with the GGUF format. gguf_mma with 1 stage has no pipeline: weights go from device memory to registers.
     split_k: thread blocks that share a tile's K. c2x: they add int32 sums in the workspace. decode: they form a cluster. gguf_wgmma: the
-        largest average number, for the tiles left after whole rounds.
+        largest average number, for the tiles left after whole rounds. gguf_wgmma_cluster: the most of a cluster.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -11,14 +11,17 @@ from scaled_mm.kernels.arch import Arch
 from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.family import FieldFinding, KernelCost
 from scaled_mm.kernels.gguf import Gguf
+from scaled_mm.kernels.sharing import SHARING_CLUSTERS
 
 if TYPE_CHECKING:
     from scaled_mm.kernels.constants import Constants
 
 MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
+_LEAST_RING = 4  # stages of activations
 _MORE_TOKENS = (144, 160, 224)  # whose instructions take a further header
 _TWO_PER_SM = 64  # tokens of a tile
+_MOST_STAGES_OF_TWO = 3
 _MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
@@ -59,11 +62,12 @@ class GgufWgmma(Gguf):
         return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
 
     def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """From 144 to 224 tokens all weights round: the ring of activations has up to six stages, as many as fit, and no factors."""
+        """Where all weights round, because the number of tokens is no power of two, the ring of activations has up to eight stages, as many as fit,
+        and no factors."""
         found = super().shared_memory(config, fmt, limit)
-        if not 128 < config.tile.m < 256:
+        if config.tile.m & (config.tile.m - 1) == 0:
             return found
-        return min(limit, found - self.bytes_beside_stages(config) + _BARRIERS + 6 * config.tile.m * 2 * 64)
+        return min(limit, found - self.bytes_beside_stages(config) + _BARRIERS + 8 * config.tile.m * 2 * 64)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m & (config.tile.m - 1):
@@ -95,3 +99,56 @@ class GgufWgmma(Gguf):
     def config_name(self, config: KernelConfig) -> str:
         split = f"_k{config.split_k}" if config.split_k > 1 else ""
         return f"gguf_wgmma_{config.tile.n}x{config.tile.m}{split}_x{config.stages}"
+
+
+class GgufWgmmaCluster(GgufWgmma):
+    """The K of every tile is shared by a cluster of 2, 3, 4, 6 or 8 thread blocks, at most split_k, as suits the product. For weights that round."""
+
+    name = "gguf_wgmma_cluster"
+    splits_in_clusters = True
+    tokens = (32, 64, 96, 128, 160)
+
+    def stage_bytes(self, config: KernelConfig, fmt: str) -> int:
+        return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes
+
+    def stages(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        return Gguf.stages(self, config, fmt, limit)
+
+    def bytes_beside_stages(self, config: KernelConfig) -> int:
+        """Barriers, sums of the other thread blocks, and the least ring of activations."""
+        return _BARRIERS + _received(config) + _LEAST_RING * config.tile.m * 2 * 64
+
+    def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
+        """The ring of activations has up to eight stages, as many as fit."""
+        return min(limit, Gguf.shared_memory(self, config, fmt, limit) + (8 - _LEAST_RING) * config.tile.m * 2 * 64)
+
+    def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
+        yield "where weights are not rounded a tile has 64 tokens, and thread blocks are not in clusters"
+
+    def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
+        yield from Gguf.rules(self, config, arch)
+        if config.split_k not in SHARING_CLUSTERS:
+            yield (
+                "split_k",
+                f"split_k = {config.split_k}, expected one of {', '.join(map(str, SHARING_CLUSTERS))}: the most thread blocks of a cluster",
+            )
+
+    def most_parts(self, config: KernelConfig) -> int:
+        return 1
+
+    def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
+        """Two thread blocks per SM for few tokens and stages: kPair of csrc/gguf/wgmma_shape.cuh."""
+        return 2 if config.tile.m <= _TWO_PER_SM and config.stages <= _MOST_STAGES_OF_TWO else 1
+
+    def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
+        header, _, _ = super().cxx(config)
+        return header, "WgmmaCluster", f"{config.tile.m}, {config.tile.n}, {config.split_k}"
+
+    def config_name(self, config: KernelConfig) -> str:
+        return f"{self.name}_{config.tile.n}x{config.tile.m}_k{config.split_k}_x{config.stages}"
+
+
+def _received(config: KernelConfig) -> int:
+    """Bytes of the sums that a thread block receives for each tile: of its own tokens, from each other thread block of the cluster."""
+    tokens, rows, _ = config.tile
+    return max((blocks - 1) * -(-tokens // 8 // blocks) * 8 for blocks in SHARING_CLUSTERS if blocks <= config.split_k) * rows * 4

@@ -14,7 +14,7 @@ from scaled_mm.kernels.experts_wgmma import GroupedBlockScaledWgmma, GroupedWgmm
 from scaled_mm.kernels.family import FAMILIES, Family, KernelCost
 from scaled_mm.kernels.generic import Generic, GroupedGeneric
 from scaled_mm.kernels.gguf_mma import GgufMma
-from scaled_mm.kernels.gguf_wgmma import GgufWgmma
+from scaled_mm.kernels.gguf_wgmma import GgufWgmma, GgufWgmmaCluster
 from scaled_mm.kernels.sections import SECTIONS, TOP_LEVEL
 
 
@@ -31,6 +31,7 @@ register(BlockScaledWgmma(), GroupedWgmma(), GroupedBlockScaledWgmma())
 register(Generic(), GroupedGeneric(), BlockScaledGeneric(), GroupedBlockScaledGeneric())
 register(GgufMma())
 register(GgufWgmma())
+register(GgufWgmmaCluster())
 
 
 def family_of(config: KernelConfig) -> Family:

@@ -17,6 +17,10 @@ formula leaves the memory out, whose time is nearly the same for all of them. Th
     time    = start + steps * step + waves * tile + (sharing if tiles are shared) + (two_tiles if a thread block then has parts of two tiles)
     steps   = whole waves * ceil(K / elements of K in a step) + ceil(steps of the shared tiles / thread blocks that share them)
 
+Where a cluster shares the K of every tile, tiles are the units (`cluster_blocks`):
+
+    time    = start + waves * (ceil(steps of a tile / thread blocks of a cluster) * step + tile)
+
 The coefficients start, step, tile, sharing, two_tiles (microseconds) and memory are fitted to measured times, in the table's `times`. For a kernel
 config without an entry they follow from the architecture's numbers (`estimate`); in the section gguf it has no predicted time.
 csrc/core/time_model.cpp computes the same; a test compares them.
@@ -32,12 +36,9 @@ from scaled_mm.kernels.config import KernelConfig
 from scaled_mm.kernels.constants import FITTED, Constants
 from scaled_mm.kernels.gpu import GpuFacts, typical
 from scaled_mm.kernels.registry import config_cost, family_of
-from scaled_mm.kernels.sharing import sharing_blocks
+from scaled_mm.kernels.sharing import cluster_blocks, sharing_blocks, usable_multiprocessors
 
 OUT_BYTES = 2  # of an output element, for which times are predicted
-# Units that fit on an SM's neighbours only: SMs of 132 that clusters of this many thread blocks can use. H100s differ: 29 or 30 clusters of four.
-_USABLE = {4: 116, 8: 112}
-_OF_SMS = 132
 
 
 class Parts(NamedTuple):
@@ -65,12 +66,13 @@ class TimeModel:
     """The coefficients of one kernel config.
 
     unit_m, unit_n: rows and columns of out that a unit computes. unit_k: elements of K in one step of all its parts.
-    blocks: thread blocks of a unit. cluster: of these, those in one cluster. resident: thread blocks on an SM at a time.
+    blocks: thread blocks of a unit. cluster: of these, those in one cluster; of the third formula, the most of a cluster.
+    resident: thread blocks on an SM at a time.
     least_steps: the fewest of a part of a unit; 0: units are not divided.
     epilogue_overlaps: see the formula.
     start_us, step_us, tile_us, memory: see the formula. wait_us: in addition if weights are not constant, where constant ones are loaded early.
     l2: bytes per microsecond that one SM receives from L2.
-    most_parts: of the second formula: the largest average number of thread blocks for a shared tile; 0: the first formula.
+    most_parts: of the second formula: the largest average number of thread blocks for a shared tile; 1 for the third, 0 for the first.
     sharing_us, two_tiles_us: see the second formula.
     """
 
@@ -94,8 +96,7 @@ class TimeModel:
 
     def slots(self, multiprocessors: int) -> int:
         """Units that run at a time."""
-        usable = multiprocessors * _USABLE[self.cluster] // _OF_SMS if self.cluster in _USABLE else multiprocessors
-        return max(1, usable * self.resident // self.blocks)
+        return max(1, usable_multiprocessors(self.cluster, multiprocessors) * self.resident // self.blocks)
 
     def parts(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> Parts:
         """The predicted time of `count` products out [M,N] = a [M,K] x b [K,N] in one launch. mean_m: M is a mean, see the formula."""
@@ -115,7 +116,12 @@ class TimeModel:
 
     def _shared(self, M: int, N: int, K: int, gpu: GpuFacts, count: int, constant_b: bool) -> Parts:
         at_once, of_tile = max(1, gpu.multiprocessors * self.resident), -(-K // self.unit_k)
-        whole, rest = divmod(-(-M // self.unit_m) * -(-N // self.unit_n) * count, at_once)
+        tiles = -(-M // self.unit_m) * -(-N // self.unit_n) * count
+        start = self.start_us + (0.0 if constant_b else self.wait_us)
+        if self.cluster > 1:
+            blocks, waves = cluster_blocks(tiles, of_tile, gpu.multiprocessors, self.resident, self.cluster)
+            return Parts(start, waves * (-(-of_tile // blocks) * self.step_us + self.tile_us), 0.0, 0.0, waves)
+        whole, rest = divmod(tiles, at_once)
         blocks = sharing_blocks(rest, of_tile, at_once, self.most_parts, self.unit_m)
         waves = whole + (rest > 0)
         if blocks == 0:
@@ -123,7 +129,7 @@ class TimeModel:
         else:
             steps = whole * of_tile + -(-rest * of_tile // blocks)
             compute = steps * self.step_us + waves * self.tile_us + self.sharing_us + (self.two_tiles_us if blocks % rest else 0.0)
-        return Parts(self.start_us + (0.0 if constant_b else self.wait_us), compute, 0.0, 0.0, waves)
+        return Parts(start, compute, 0.0, 0.0, waves)
 
     def us(self, M: int, N: int, K: int, gpu: GpuFacts, count: int = 1, constant_b: bool = True, mean_m: bool = False) -> float:
         """The microseconds of `parts` in all. Positive, finite."""

@@ -113,8 +113,8 @@ Microseconds = Annotated[Number, Field(ge=0, le=1e9)]
 class Times(BaseModel):
     """The fitted coefficients of a kernel config's predicted time (`scaled_mm.kernels.time_model` has the formula).
 
-    start, step, tile, wait, sharing, two_tiles: microseconds. memory: a factor on the memory's bandwidth, > 0. GGUF kernel configs have sharing and
-    two_tiles, the others memory.
+    start, step, tile, wait, sharing, two_tiles: microseconds. memory: a factor on the memory's bandwidth, > 0. GGUF kernel configs have no memory;
+    those that share the tiles after whole waves have sharing and two_tiles.
     """
 
     model_config = _FROZEN

@@ -20,7 +20,7 @@ import scaled_mm as sm
 from scaled_mm.measure.environment import read_environment
 from scaled_mm.tables import KernelRow, load_table
 
-ROWS = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma" and row.tile.m >= 32]
+ROWS = [row for row in load_table("sm90").gguf.rows if row.family in ("gguf_wgmma", "gguf_wgmma_cluster") and row.tile.m >= 32]
 FITTED, JUDGED = 51, 52  # seeds
 FORMATS = {FITTED: ("q4_0", "q8_0"), JUDGED: ("q4_0", "q5_1", "q8_0")}
 WEIGHTS, TOKENS = {FITTED: 30, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
@@ -43,9 +43,11 @@ def products(seed: int) -> list[tuple[int, int, list[int]]]:
 
 
 def worth_timing(row: KernelRow, M: int, N: int) -> bool:
-    """False for tiles of more than 64 tokens of which less than half would be filled; and for tiles of fewer than 128 tokens, if M is more than five
-    of them and the output has more than two of them for each SM."""
+    """False for tiles of more than 64 tokens of which less than half would be filled; for tiles of fewer than 128 tokens, if M is more than five
+    of them and the output has more than two of them for each SM; and for clusters, if it has more."""
     tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
+    if row.family == "gguf_wgmma_cluster" and tiles > 2 * SMS:
+        return False
     return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * SMS)
 
 

@@ -54,7 +54,7 @@ def test_the_block_scaled_rows_of_sm90_compile_without_spills(record_property):
 
 def formats_to_compile(row: KernelRow) -> tuple[str, ...]:
     """For wgmma, whose kernels take longest: q5_1 has all that q4_1 and q5_0 have, a fifth bit and a minimum."""
-    some = row.family == "gguf_wgmma" and os.environ.get("SCALED_MM_EVERY_FORMAT") != "1"
+    some = row.family.startswith("gguf_wgmma") and os.environ.get("SCALED_MM_EVERY_FORMAT") != "1"
     return ("q4_0", "q5_1", "q8_0") if some else tuple(codegen.out_dtypes(row))
 
 

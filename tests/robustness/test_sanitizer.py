@@ -28,6 +28,7 @@ SECTIONS = {
     "grouped_block_scaled": "^grouped_block_scaled_",
     "gguf_mma": "^gguf_mma_",
     "gguf_wgmma_few": "^gguf_wgmma_[0-9]+x(8|16|32|64)_",  # tokens of a tile
+    "gguf_wgmma_cluster": "^gguf_wgmma_cluster_",
     "gguf_wgmma_many": "^gguf_wgmma_[0-9]+x(96|[0-9]{3})_",
 }
 ARCHES = ["", "sm75", "sm80", "sm89"]

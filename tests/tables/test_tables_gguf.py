@@ -18,6 +18,7 @@ from scaled_mm.tables.tuned import with_rows_of
 
 PATHS = dict(available_tables())
 MMA = dict(name="r", family="gguf_mma", tile=[8, 16, 256], stages=3, section="gguf")
+CLUSTER = dict(name="r", family="gguf_wgmma_cluster", tile=[128, 128, 256], split_k=8, stages=3, section="gguf")
 WGMMA = dict(name="r", family="gguf_wgmma", tile=[64, 128, 256], stages=4, section="gguf")
 
 
@@ -42,7 +43,7 @@ def test_the_tokens_choose_the_row(arch):
             assert config_cost(row, arch).shared_memory <= ARCHES[served].shared_memory
 
 
-@pytest.mark.parametrize("row", [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma"], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [row for row in load_table("sm90").gguf.rows if row.family.startswith("gguf_wgmma")], ids=lambda row: row.name)
 def test_every_format_of_a_wgmma_row_fits_and_some_format_has_all_its_stages(row):
     limit = ARCHES["sm90"].shared_memory
     counts = {fmt: family_of(row).stages(row, fmt, limit) for fmt in WEIGHT_FORMATS}
@@ -63,6 +64,9 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         (dict(WGMMA, tile=[32, 64, 256], split_k=2, stages=5), "q5_1", 227 * 1024, 5 * (12288 + 32 * 8 * 8) + 6 * 32 * (128 + 16) + 2048),
         (dict(WGMMA, split_k=2), "q4_1", 227 * 1024, 4 * (2 * 10240 + 64 * 8 * 8) + 6 * 64 * (128 + 16) + 2048),  # sums of a step's blocks
         (dict(MMA, tile=[32, 32, 256], stages=2), "q5_0", 163 * 1024, 2 * 8 * 2 * 2816),
+        # Of clusters of two to eight thread blocks, those of six receive most: sums of 16 tokens from each of the five others.
+        (dict(CLUSTER, tile=[64, 128, 256]), "q4_0", 227 * 1024, 3 * 2 * (9216 + 128) + 8 * 64 * 128 + 5 * 16 * 128 * 4 + 2048),
+        (CLUSTER, "q8_0", 227 * 1024, 227 * 1024),  # as many stages of activations as fit
     ]:
         row = KernelRow.model_validate(fields)
         assert family_of(row).shared_memory(row, fmt, limit) == expected <= limit, (fields, fmt)
@@ -71,7 +75,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
 @pytest.mark.parametrize(
     "fields, changed, arch, field, reason",
     [
-        (MMA, dict(family="c2x"), "sm80", "family", "no GGUF kernel is a c2x one; expected gguf_mma or gguf_wgmma"),
+        (MMA, dict(family="c2x"), "sm80", "family", "no GGUF kernel is a c2x one; expected gguf_mma, gguf_wgmma or gguf_wgmma_cluster"),
         (MMA, dict(section="gemm"), "sm80", "family", "they stand in the section gguf"),
         (MMA, dict(stages="auto"), "sm80", "stages", "stages = auto; a gguf_mma row says how many, 1 for none"),
         (
@@ -93,6 +97,8 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         (WGMMA, dict(stages="auto"), "sm90", "stages", "stages = auto; a gguf_wgmma row says how many, at least 2"),
         (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a gguf_wgmma row says how many, at least 2"),
         (WGMMA, dict(split_k=17), "sm90", "split_k", "split_k = 17, expected 1 to 16"),
+        (CLUSTER, dict(split_k=5), "sm90", "split_k", "split_k = 5, expected one of 2, 3, 4, 6, 8: the most thread blocks of a cluster"),
+        (CLUSTER, dict(tile=[256, 128, 256]), "sm90", "tile", "tile m = 256 tokens, expected 32, 64, 96, 128, 160"),
         (
             WGMMA,
             dict(stages=10),

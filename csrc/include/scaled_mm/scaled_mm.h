@@ -149,15 +149,17 @@ SCALED_MM_API scaledMMStatus_t scaledMMLoadKernels(const char* path);
  *   start_us + compute                               + wait_us if b is not SCALED_MM_TENSOR_CONSTANT
  *   compute = steps * step_us + waves * tile_us + (sharing_us if tiles are shared) + (two_tiles_us if a thread block then has parts of two tiles)
  *   steps   = whole waves * ceil(K / unit_k) + ceil(steps of the shared tiles / thread blocks that share them)
+ * If in addition cluster > 1, a cluster of 2 to `cluster` thread blocks, as suits the product, shares the K of every tile:
+ *   compute = waves * (ceil(ceil(K / unit_k) / thread blocks of a cluster) * step_us + tile_us)
  * All 0: absent; the row is then not chosen by time. */
 typedef struct {
   int64_t unit_m, unit_n, unit_k; /* rows and columns of out that a unit computes, elements of K in a step of all its parts */
   int32_t blocks;                 /* thread blocks of a unit */
-  int32_t cluster;                /* of these, those in one cluster */
+  int32_t cluster;                /* of these, those in one cluster; of the third formula, the most of a cluster */
   int32_t resident;               /* thread blocks on an SM at a time */
   int32_t least_steps;            /* the fewest of a part of a unit; 0: units are not divided */
   int32_t epilogue_overlaps;      /* 1: a tile's epilogue runs beside the steps of another; 0: after its own */
-  int32_t most_parts;             /* of the second formula: the largest average number of thread blocks for a shared tile; 0: the first formula */
+  int32_t most_parts;             /* of the second formula: the largest average number of thread blocks for a shared tile; 1 for the third, 0 for the first */
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */
   double sharing_us, two_tiles_us;
