@@ -113,8 +113,8 @@ def test_gguf_kernel_configs_that_round_no_weight_are_not_fitted():
 
 
 def test_the_table_has_the_times_of_the_fit_of_gguf_kernel_configs():
-    table, found = gguf.TABLE, gguf.with_times(gguf.read())
-    assert set(found.times) == set(table.times) and len(table.times) == 9
+    table, found = gguf.TABLE, gguf.with_times(gguf.fitted())
+    assert set(found.times) == set(table.times) and len(table.times) == 16
     for product in ((20, 4096, 14336), (200, 1736, 352), (700, 4096, 4096), (4096, 28672, 8192)):
         for name in table.times:
             assert table.predicted_us(table.row(name), *product, gguf.H200) == pytest.approx(
@@ -122,9 +122,9 @@ def test_the_table_has_the_times_of_the_fit_of_gguf_kernel_configs():
             )
 
 
-@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0225, 1.33), ("q8_0", 1.0325, 1.35)])
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0145, 1.31), ("q8_0", 1.0225, 1.35)])
 def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, mean, worst):
-    """q8_0: the same products in a format that is not fitted to. Decision 0027 has the figures."""
+    """q8_0: the same products in a format that only one kernel config is fitted to. Decision 0027 has the figures."""
     measured = gguf.read(fmt)
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)
     assert found.products == len(measured) == 523 and found.mean <= mean and found.worst <= worst
@@ -134,7 +134,7 @@ def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, mean, worst
     assert geometric_mean(losses) <= mean and max(losses) <= worst
 
 
-@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0103, 1.25), ("q5_1", 1.0175, 1.22), ("q8_0", 1.0221, 1.26)])
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0125, 1.32), ("q5_1", 1.0130, 1.24), ("q8_0", 1.0160, 1.15)])
 def test_the_table_chooses_well_on_random_gguf_products_that_no_fit_has_seen(fmt, mean, worst):
     measured = gguf.read(fmt, judged=True)
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)

@@ -93,7 +93,7 @@ def test_the_choice_of_every_mode_is_told_apart_and_follows_the_number_of_sms(ex
     assert many["kernel"] == section.select(200, 8192, 4096, mode="w16a16").row.name != few["kernel"]
     assert many["modes"]["w4a16"]["kernel"] == section.select(200, 8192, 4096, mode="w4a16").row.name == few["modes"]["w4a16"]["kernel"]
     _, out = explain(4, 4096, 4096, "--table", path, "--format", "q4_0")
-    assert ": gguf_mma_16x8_x2\n" in out and "note    in mode w16a16, as for float32 activations, gguf_wgmma_128x" in out
+    assert ": gguf_mma_16x8_x2\n" in out and "note    in mode w16a16, as for float32 activations, gguf_wgmma_cluster_128x32_" in out
     _, out = explain(200, 8192, 4096, "--table", path, "--format", "q4_0")
     assert "note    in mode w4a16, as for float32 outputs and unpacked weights, gguf_wgmma_128x256_k16_x2" in out
 
