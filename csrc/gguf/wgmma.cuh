@@ -7,8 +7,9 @@
 // preceding kernel has ended (docs/decisions/0011).
 //
 // wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a tile
-// of few tokens by mma.sync, of more by wgmma. wgmma_store.cuh: stores a tile beside the next one. wgmma_kernel.cuh: the kernel. This file: the host
-// side. wgmma_more.cuh: for more tile sizes.
+// of few tokens by mma.sync, of more by wgmma. wgmma_rounded.cuh: one of rounded weights. wgmma_store.cuh: stores a tile beside the next one.
+// wgmma_cluster.cuh: thread blocks of a cluster that share a tile. wgmma_kernel.cuh: the kernel. This file: the host side. wgmma_more.cuh: for more
+// tile sizes.
 #pragma once
 
 #include <climits>

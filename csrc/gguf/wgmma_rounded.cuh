@@ -9,9 +9,9 @@
 
 namespace scaled_mm::gguf {
 
-// Adds steps of a tile to a warp's sums, which are then multiplied by the inverse powers of their rows: `left` steps with all their pairs of blocks,
-// then, if `pairs` is not 0, one with so many. keeps(): true if the caller releases the last two stages. ending(): called while the last
-// pair is being multiplied.
+// Adds `left` steps of a tile, at least one, to a warp's sums, which are then multiplied by the inverse powers of their rows. The last step has
+// `pairs` pairs of blocks, the others all. keeps(): true if the caller releases the last two stages. ending(): called while the last pair is being
+// multiplied.
 template <class F, class T, class S, class Keeps, class Ending>
 __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int left, int pairs, Stages<S::kStages>& tiles,
                                                  Stages<S::kValueStages>& values, float (&sums)[S::kTokens / 8][4], Keeps&& keeps, Ending&& ending) {
