@@ -159,7 +159,7 @@ typedef struct {
   int32_t resident;               /* thread blocks on an SM at a time */
   int32_t least_steps;            /* the fewest of a part of a unit; 0: units are not divided */
   int32_t epilogue_overlaps;      /* 1: a tile's epilogue runs beside the steps of another; 0: after its own */
-  int32_t most_parts;             /* of the second formula: the largest average number of thread blocks for a shared tile; 1 for the third, 0 for the first */
+  int32_t most_parts;             /* of the second formula: the most thread blocks for a shared tile, on average; 1 for the third, 0 for the first */
   double start_us, step_us, tile_us, memory, wait_us;
   double l2; /* bytes per microsecond that an SM receives from L2 */
   double sharing_us, two_tiles_us;
