@@ -29,7 +29,8 @@ inline int64_t sharing_blocks(int64_t rest, int64_t steps, int64_t at_once, int6
 
 inline constexpr int32_t kClusterSizes[] = {2, 3, 4, 6, 8}; // sizes of clusters that share the K of tiles
 
-// SMs that clusters of this size can use: clusters lie within groups of SMs, which are not whole multiples of them. Counted on H100s and H200s.
+// SMs that clusters of this size can use: a cluster lies within one group of SMs, whose number is not always a multiple of the cluster's. Counted
+// on H100s and H200s.
 inline int32_t usable_multiprocessors(int32_t cluster, int32_t multiprocessors) {
   constexpr int32_t kOf = 132;
   const int32_t usable = cluster == 3 ? 117 : cluster == 4 ? 116 : cluster == 6 ? 102 : cluster == 8 ? 112 : kOf;

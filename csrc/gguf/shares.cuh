@@ -1,7 +1,8 @@
 // Deals the tiles of the output to persistent thread blocks, as many as a GPU holds at once, as in stream-K. Every thread block gets the same
 // number of whole tiles. The remaining tiles are shared if that takes less time than one more round of whole tiles: their steps of K,
 // concatenated, are dealt evenly. A thread block then has a part of one tile, or the end of one and the start of the next. It writes its
-// partial sums to the workspace. A second kernel adds them for each tile in the order of K, so the result is deterministic.
+// partial sums to the workspace. A second kernel adds them for each tile in the order of K, so the result is deterministic. Clusters
+// (wgmma_cluster.cuh) compute whole tiles only.
 #pragma once
 
 #include "core/sharing.h"
@@ -35,7 +36,7 @@ struct Shares {
   int32_t blocks;        // the first `blocks` thread blocks share them
   int32_t steps;         // per tile: 256 elements of K each
   int32_t each, longer;  // shared steps per thread block; the first `longer` thread blocks have one more
-  int32_t thread_blocks; // of the kernel's grid
+  int32_t thread_blocks; // of the kernel's grid; with clusters, the number of clusters
   float4* sums;          // [blocks + tiles - 1][tiles of 8 tokens][consumer threads]: thread block b's part of shared tile t is at b + t
 
   __host__ __device__ int first_step(int block) const { return block * each + min(block, longer); }
@@ -67,7 +68,7 @@ struct Part {
 };
 
 // A thread block's position in its work: the number of a whole tile, or kFirst or kLast for the parts of its share. Its whole tiles are
-// gridDim.x apart. One number, uniform across threads, because registers are scarce.
+// Shares::thread_blocks apart. One number, uniform across threads, because registers are scarce.
 struct Work {
   static constexpr int kFirst = -2, kLast = -1;
   int at;

@@ -2,9 +2,9 @@
 // in shared memory. Every GGUF block along K has its own accumulators. They are scaled into float32 sums while the next block is multiplied.
 //
 // A tile of the output is kRows rows of the weight, 64 per warpgroup, and kTokens tokens. A thread block computes whole tiles, and a share of
-// the tiles that would leave SMs idle (shares.cuh). One producer thread, or two, load ahead, also across tiles, into two rings of stages: one for
-// tiles of the weight and the sums by which their minima are multiplied, one for activations. A constant packed weight is loaded before the
-// preceding kernel has ended (docs/decisions/0011).
+// the tiles that would leave SMs idle (shares.cuh), or a cluster shares every tile (wgmma_cluster.cuh). One producer thread, or two, load ahead, also
+// across tiles, into two rings of stages: one for tiles of the weight and the sums by which their minima are multiplied, one for activations. A
+// constant packed weight is loaded before the preceding kernel has ended (docs/decisions/0011).
 //
 // wgmma_shape.cuh: the instruction, tile sizes and shared memory. wgmma_loads.cuh: what the producer loads. wgmma_narrow.cuh, wgmma_wide.cuh: a tile
 // of few tokens by mma.sync, of more by wgmma. wgmma_rounded.cuh: one of rounded weights. wgmma_store.cuh: stores a tile beside the next one.
@@ -32,7 +32,7 @@ inline DriverFunction<EncodeTiled> driver_encode_tiled("cuTensorMapEncodeTiled")
 template <class F, int kTokens, int kRows, int kSplit, int kStages, int kCluster = 1, bool kRounds = true>
 struct Wgmma {
   static_assert((kRows == 64 || kRows == 128) && kSplit >= 1 && kSplit <= 16, "the rules of the table");
-  // Tiles of other numbers of tokens are only for weights that are rounded.
+  // Tiles of other numbers of tokens, and clusters, are only for weights that are rounded.
   static constexpr bool kExact = (kTokens & (kTokens - 1)) == 0 && kCluster == 1;
   // A kernel config of more than 128 tokens also contains a kernel with tiles of 128 tokens. That one has registers for factors and, for formats with
   // minima, for dealing tiles. One that is not exact contains a kernel that is.

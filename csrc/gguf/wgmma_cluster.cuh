@@ -52,8 +52,7 @@ private:
   template <int kBlocks>
   __device__ __forceinline__ void add_and_store_of(const Output& output, int token, int row, typename S::Storage& s, float (&sums)[kFragments][4],
                                                    int before, bool more) const {
-    constexpr int kOwned = (kFragments + kBlocks - 1) / kBlocks, kOwners = (kFragments + kOwned - 1) / kOwned,
-                  kLast = kFragments - (kOwners - 1) * kOwned;
+    constexpr int kOwned = S::fragments_of(kBlocks), kOwners = (kFragments + kOwned - 1) / kOwned, kLast = kFragments - (kOwners - 1) * kOwned;
     const int thread = int(threadIdx.x);
     const uint32_t full = cute::cast_smem_ptr_to_uint(&s.received_full), empty = cute::cast_smem_ptr_to_uint(&s.received_empty);
     constexpr int kBytes = S::kConsumers * int(sizeof(float4));

@@ -1,5 +1,5 @@
 // The wgmma kernel: consumer warpgroups first, then a warp or a warpgroup whose first warp is the producer. If weights round and it is a warpgroup,
-// its warp 0 loads activations, warp 3 the weight, and warps 1 and 2 store tiles of more than 64 tokens.
+// its warp 0 loads activations, warp 3 the weight, and, without clusters, warps 1 and 2 store tiles of more than 64 tokens.
 #pragma once
 
 #include "gguf/wgmma_cluster.cuh"

@@ -11,7 +11,8 @@ namespace scaled_mm::gguf {
 template <class S>
 struct BoxStore {
   static constexpr int kTokens = S::kTokens, kStages = S::kValueStages;
-  // The producer's warpgroup has warps to spare (S::kReconfigure). Smaller tiles do not become faster.
+  // The producer's warpgroup has warps to spare (S::kReconfigure). Smaller tiles do not become faster. In clusters each thread
+  // block stores its own tokens.
   static constexpr bool kPossible = !S::kClusters && S::kGroups == 2 && kTokens > 64 && kTokens % 16 == 0;
 
   static_assert(!kPossible || S::template kValueArrivals<Factors::kRounded> == 1, "one arrival of a warp gives its stage back");

@@ -158,7 +158,8 @@ class Family:
         return 0
 
     def most_parts(self, config: KernelConfig) -> int:
-        """The largest average number of thread blocks for a shared tile, where they share the tiles that remain after whole waves; 0: they do not."""
+        """The largest average number of thread blocks for a shared tile, where they share the tiles that remain after whole waves; 1: a cluster
+        shares every tile; 0: neither."""
         return 0
 
     def epilogue_overlaps(self, config: KernelConfig) -> bool:

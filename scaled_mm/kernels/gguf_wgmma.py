@@ -1,4 +1,5 @@
-"""gguf_wgmma: GGUF products on SM90. Persistent thread blocks share the tiles that remain after whole rounds."""
+"""GGUF products on SM90. gguf_wgmma: persistent thread blocks share the tiles that remain after whole waves. gguf_wgmma_cluster: a cluster shares
+every tile."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 MOST_SHARES = 16  # the most thread blocks that share a tile, on average
 _BARRIERS = 2048  # bytes
 _LEAST_RING = 4  # stages of activations
+_STAGES_WITHOUT_CLUSTERS = 2  # of a kernel config with clusters, where weights are not rounded
 _MORE_TOKENS = (144, 160, 224)  # whose instructions take a further header
 _TWO_PER_SM = 64  # tokens of a tile
 _MOST_STAGES_OF_TWO = 3
@@ -62,12 +64,13 @@ class GgufWgmma(Gguf):
         return _BARRIERS + (6 if tokens <= 128 else 4) * tokens * (2 * 64 + 2 * 8)
 
     def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """Where all weights round, because the number of tokens is no power of two, the ring of activations has up to eight stages, as many as fit,
-        and no factors."""
-        found = super().shared_memory(config, fmt, limit)
-        if config.tile.m & (config.tile.m - 1) == 0:
+        """Where weights round, the ring of activations of 96 to 224 tokens has up to eight stages, as many as fit, and no factors. If their number is
+        no power of two, all weights round."""
+        found, tokens = super().shared_memory(config, fmt, limit), config.tile.m
+        if not 64 < tokens < 256:
             return found
-        return min(limit, found - self.bytes_beside_stages(config) + _BARRIERS + 8 * config.tile.m * 2 * 64)
+        rounded = min(limit, found - self.bytes_beside_stages(config) + _BARRIERS + 8 * tokens * 2 * 64)
+        return rounded if tokens & (tokens - 1) else max(found, rounded)
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
         if config.tile.m & (config.tile.m - 1):
@@ -119,11 +122,14 @@ class GgufWgmmaCluster(GgufWgmma):
         return _BARRIERS + _received(config) + _LEAST_RING * config.tile.m * 2 * 64
 
     def shared_memory(self, config: KernelConfig, fmt: str, limit: int) -> int:
-        """The ring of activations has up to eight stages, as many as fit."""
-        return min(limit, Gguf.shared_memory(self, config, fmt, limit) + (8 - _LEAST_RING) * config.tile.m * 2 * 64)
+        """At most: the ring of activations has four stages with two thread blocks per SM, else up to eight, as many as fit."""
+        own = Gguf.shared_memory(self, config, fmt, limit) + (8 - _LEAST_RING) * config.tile.m * 2 * 64
+        tile = config.tile._replace(m=_tokens_without_clusters(config))
+        without = config.model_copy(update={"tile": tile, "stages": _STAGES_WITHOUT_CLUSTERS})
+        return min(limit, max(own, Gguf.shared_memory(GgufWgmma(), without, fmt, limit)))
 
     def notes(self, config: KernelConfig, fmt: str, limit: int) -> Iterator[str]:
-        yield "where weights are not rounded a tile has 64 tokens, and thread blocks are not in clusters"
+        yield f"where weights are not rounded a tile has {_tokens_without_clusters(config)} tokens, and thread blocks are not in clusters"
 
     def rules(self, config: KernelConfig, arch: Arch) -> Iterator[FieldFinding]:
         yield from Gguf.rules(self, config, arch)
@@ -137,7 +143,8 @@ class GgufWgmmaCluster(GgufWgmma):
         return 1
 
     def resident(self, config: KernelConfig, cost: KernelCost, shared_memory: int) -> int:
-        """Two thread blocks per SM for few tokens and stages: kPair of csrc/gguf/wgmma_shape.cuh."""
+        """Two thread blocks per SM for few tokens and stages, if they fit, which those of 64 tokens and q8_0 do not: kPair of
+        csrc/gguf/wgmma_shape.cuh."""
         return 2 if config.tile.m <= _TWO_PER_SM and config.stages <= _MOST_STAGES_OF_TWO else 1
 
     def cxx(self, config: KernelConfig) -> tuple[str, str, str]:
@@ -146,6 +153,11 @@ class GgufWgmmaCluster(GgufWgmma):
 
     def config_name(self, config: KernelConfig) -> str:
         return f"{self.name}_{config.tile.n}x{config.tile.m}_k{config.split_k}_x{config.stages}"
+
+
+def _tokens_without_clusters(config: KernelConfig) -> int:
+    """Of a tile where weights are not rounded."""
+    return 128 if config.tile.m > 128 else 64
 
 
 def _received(config: KernelConfig) -> int:

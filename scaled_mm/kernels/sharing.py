@@ -4,8 +4,8 @@ the same."""
 from __future__ import annotations
 
 _INT_MAX = 2**31 - 1
-# SMs of 132 that clusters of this many thread blocks can use: clusters lie within groups of SMs, which are not whole multiples of them. Counted on
-# H100s and H200s; GPUs of one name differ.
+# SMs of 132 that clusters of this many thread blocks can use: a cluster lies within one group of SMs, whose number is not always a multiple of the
+# cluster's. Counted on H100s and H200s; GPUs of one name differ.
 _USABLE = {3: 117, 4: 116, 6: 102, 8: 112}
 _OF_SMS = 132
 SHARING_CLUSTERS = (2, 3, 4, 6, 8)  # sizes of clusters that share the K of tiles

@@ -95,15 +95,19 @@ def times_findings(times: Mapping[str, Times], fallback: str, rows: Sequence[Ker
             continue
         shares = family_of(row).most_parts(row) > 0
         if SECTIONS[row.section].has_modes and not shares:
-            why = "only gguf_wgmma kernel configs with tiles of 32 or more tokens have times in this section: leave it out"
+            why = "only gguf_wgmma and gguf_wgmma_cluster kernel configs with tiles of 32 or more tokens have times in this section: leave it out"
             findings.append(Finding(("times", row.name), why))
             continue
         if not shares and entry.memory is None:
             findings.append(Finding(("times", row.name, "memory"), "required key is missing"))
         # A kernel config that shares tiles must be chosen alike on every GPU, for constant weights and others.
-        foreign = {"memory": entry.memory, "wait": entry.wait} if shares else {"sharing": entry.sharing, "two_tiles": entry.two_tiles}
-        why = "the times of GGUF kernel configs have none: leave it out" if shares else "of GGUF kernel configs alone: leave it out"
-        findings += [Finding(("times", row.name, key), why) for key, value in foreign.items() if value]
+        foreign = {"memory": entry.memory, "wait": entry.wait} if shares else {}
+        if not shares or family_of(row).splits_in_clusters:
+            foreign |= {"sharing": entry.sharing, "two_tiles": entry.two_tiles}
+        for key, value in foreign.items():
+            why = "of gguf_wgmma kernel configs alone" if key in ("sharing", "two_tiles") else "the times of GGUF kernel configs have none"
+            if value:
+                findings.append(Finding(("times", row.name, key), f"{why}: leave it out"))
     if fallback in times:
         findings.append(Finding(("times", fallback), "the fallback is not chosen by time: leave it out"))
     return findings

@@ -44,7 +44,8 @@ def products(seed: int) -> list[tuple[int, int, list[int]]]:
 
 def worth_timing(row: KernelRow, M: int, N: int) -> bool:
     """False for tiles of more than 64 tokens of which less than half would be filled; for tiles of fewer than 128 tokens, if M is more than five
-    of them and the output has more than two of them for each SM; and for clusters, if it has more."""
+    of them and the output has more than two of them for each SM; and for clusters, if it has more than two tiles for each SM (h200_gguf_random.json
+    has such times from further runs)."""
     tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
     if row.family == "gguf_wgmma_cluster" and tiles > 2 * SMS:
         return False

@@ -202,9 +202,14 @@ def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path
         (
             lambda s: s["times"].update(gguf_mma_16x8_x2=SHARED),
             "gguf.times.gguf_mma_16x8_x2",
-            "only gguf_wgmma kernel configs with tiles of 32 or more tokens have times",
+            "only gguf_wgmma and gguf_wgmma_cluster kernel configs with tiles of 32 or more tokens have times",
         ),
         (lambda s: s["times"][WIDEST].update(memory=0.9), f"gguf.times.{WIDEST}.memory", "have none: leave it out"),
+        (
+            lambda s: s["times"].update(gguf_wgmma_cluster_128x64_k8_x4=SHARED),
+            "gguf.times.gguf_wgmma_cluster_128x64_k8_x4.sharing",
+            "of gguf_wgmma kernel configs alone: leave it out",
+        ),
         (lambda s: s["times"][WIDEST].update(wait=1.5), f"gguf.times.{WIDEST}.wait", "have none: leave it out"),
         (lambda s: s["times"].update(gguf_wgmma_128x16_k16_x3=SHARED), "gguf.times.gguf_wgmma_128x16_k16_x3", "with tiles of 32 or more tokens"),
         (lambda s: s["times"][WIDEST].update(step=1e155), f"gguf.times.{WIDEST}.step", "less than or equal to 1000000000"),
@@ -252,7 +257,7 @@ def test_times_of_other_sections_need_the_memory_and_share_nothing(tmp_path):
         document["times"]["c3x_256x192x128_co"] = {"start": 1.0, "step": 0.1, "tile": 1.0, "memory": 0.9, "sharing": 1.0}
 
     _, found = problems(tmp_path, "sm90", edit)
-    assert sorted(problem.reason for problem in found) == ["of GGUF kernel configs alone: leave it out", "required key is missing"]
+    assert sorted(problem.reason for problem in found) == ["of gguf_wgmma kernel configs alone: leave it out", "required key is missing"]
 
 
 def test_a_tuned_table_without_the_section_has_that_of_its_architecture():
