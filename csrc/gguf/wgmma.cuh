@@ -53,8 +53,8 @@ struct Wgmma {
     return one;
   }
 
-  // Whether the weight's values are rounded. Few tokens gain nothing: the memory sets their time.
-  static bool rounds(const BlockOperands& o) { return Shape::kWide && o.round && o.packed; }
+  // Whether the weight's values are rounded: where wgmma multiplies them.
+  static bool rounds(const BlockOperands& o) { return RoundedShape::kWide && o.round && o.packed; }
 
   static scaledMMStatus_t prepare(int32_t device, char* message, size_t size) {
     if (scaledMMStatus_t status = Fewer::prepare_scaled(device, message, size)) return status;
@@ -62,7 +62,7 @@ struct Wgmma {
       if (scaledMMStatus_t status = Fewer::prepare(device, message, size)) return status;
     }
     if (scaledMMStatus_t status = prepare_kernel(add_shares_kernel(), 0, device, message, size)) return status;
-    if constexpr (Shape::kWide && kRounds) {
+    if constexpr (RoundedShape::kWide && kRounds) {
       for (DeviceKernel* one : {&device_kernel<__half, Factors::kRounded>(), &device_kernel<__nv_bfloat16, Factors::kRounded>()}) {
         if (scaledMMStatus_t status = prepare_kernel(*one, kMemoryOf<RoundedShape>, device, message, size)) return status;
       }
@@ -123,7 +123,7 @@ struct Wgmma {
 
   // Activations that are not rounded from float32 any more.
   static scaledMMStatus_t launch_floats(const GemmLaunch& l, const float* token_scales, char* message, size_t size) {
-    if constexpr (Shape::kWide && kRounds) {
+    if constexpr (RoundedShape::kWide && kRounds) {
       if (rounds(*l.blocks)) {
         return run<RoundedShape>(l, token_scales, message, size, [](Values form) -> DeviceKernel& {
           return form == Values::kBfloat16 ? device_kernel<__nv_bfloat16, Factors::kRounded>() : device_kernel<__half, Factors::kRounded>();

@@ -1,5 +1,5 @@
-// A tile of 32 tokens or more whose weights are rounded to 16 bits: the sums of all blocks stay in the accumulators of the tensor cores. While
-// these multiply a pair of blocks, the next pair is decoded.
+// A tile whose weights are rounded to 16 bits, by wgmma: the sums of all blocks stay in the accumulators of the tensor cores. While these multiply a
+// pair of blocks, the next pair is decoded.
 #pragma once
 
 #include <utility>

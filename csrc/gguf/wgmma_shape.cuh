@@ -57,7 +57,7 @@ template <class F, int kTokens_, int kRows_, int kStages_, bool kRounded = false
 struct WgmmaShape {
   static constexpr int kTokens = kTokens_, kRows = kRows_, kStages = kStages_, kCluster = kCluster_;
   static constexpr bool kClusters = kCluster > 1;
-  static constexpr bool kWide = kTokens >= 32; // multiplies by wgmma, else by mma.sync
+  static constexpr bool kWide = kTokens >= 32 || kClusters; // multiplies by wgmma, else by mma.sync
   static constexpr int kGroups = kRows / kTileRows, kConsumers = kGroups * 128;
   static constexpr int kBoxes = kWide ? 1 : 4, kPerTile = 4 / kBoxes; // kPerTile: stages of activations for each tile of the weight
   // A box of the tensor map is kBoxTokens x 64 k. Boxes past the last token are not loaded: rows of zeros take longer than rows of memory.
@@ -105,7 +105,7 @@ struct WgmmaShape {
   static constexpr int kFitOf = 228 * 1024 / int(sizeof(Storage) + 1024); // thread blocks per SM; each reserves 1 KiB for the system
   // Two thread blocks per SM for up to 64 tokens, if few stages leave room for both. With minima, 64 tokens need too many registers.
   static constexpr bool kPair =
-      (kTokens == 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
+      (kTokens <= 32 || (kTokens == 64 && (kRounded || !F::kMinimum))) && kGroups == 2 && kStages <= 3 && kFitOf<StorageOf<4>> >= 2;
   // Stages of activations. Two thread blocks per SM and factors leave room for four. Five make 256 tokens slower, but for short K: with four or
   // eight, a step's stages are the same ones each time or each second time, which saves instructions.
   template <int kValueStages>

@@ -49,7 +49,8 @@ public:
   BucketKey bucket() const override {
     const bool rounds = mode_ == SCALED_MM_GGUF_W16A16 && blocks_.packed; // unpacked weights stay exact
     const int32_t serves = mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_W4A8 : rounds ? SCALED_MM_BUCKET_W16A16 : SCALED_MM_BUCKET_W4A16;
-    return {info.M, info.N, info.K, serves};
+    const bool minima = blocks_.format == SCALED_MM_DTYPE_Q4_1 || blocks_.format == SCALED_MM_DTYPE_Q5_1;
+    return {info.M, info.N, info.K, serves | (minima ? SCALED_MM_BUCKET_MINIMA : 0)};
   }
 
   const char* misfit(const RowNeeds&) const override { return nullptr; } // GGUF kernels take any operands
@@ -190,7 +191,9 @@ const ProblemKind kGguf = {"GGUF GEMM",
                            kOperands,
                            false,
                            make_problem<Gguf>,
-                           {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16,
-                            "0 or one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16", "mode", true}};
+                           {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products",
+                            SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16 | SCALED_MM_BUCKET_MINIMA,
+                            "of at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, and SCALED_MM_BUCKET_MINIMA or not", "mode or format",
+                            true}};
 
 } // namespace scaled_mm

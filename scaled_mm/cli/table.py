@@ -179,8 +179,8 @@ def _buckets_view(table: TileTable) -> Any:
             view.add_section()
         previous = bucket.m
         bounds = (_bounds(least, most) for least, most in zip(bucket.least, (bucket.m, bucket.n, bucket.k)))
-        condition = " (constant b)" if bucket.constant_b else f" (mode {bucket.mode})" if bucket.mode else ""
-        view.add_row(str(index), *bounds, bucket.kernel + condition)
+        conditions = ["constant b"] * bucket.constant_b + [f"mode {bucket.mode}"] * bool(bucket.mode) + ["minima"] * bucket.minima
+        view.add_row(str(index), *bounds, bucket.kernel + (f" ({', '.join(conditions)})" if conditions else ""))
     return view
 
 

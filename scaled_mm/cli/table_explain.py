@@ -158,6 +158,7 @@ _OTHER_MODES = {
 
 
 def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
+    from scaled_mm.gguf_formats import WEIGHT_FORMATS
     from scaled_mm.kernels.registry import family_of
     from scaled_mm.tables import FASTEST, load_table
     from scaled_mm.tables.rules import shared_memory_of
@@ -170,7 +171,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     mode = next(rule.mode for rule in section.auto if rule.m is None or M <= rule.m)
     by_time = any(bucket.kernel == FASTEST for bucket in section.buckets)
     gpu = _gpu(section, args.sms) if by_time or args.sms is not None else None
-    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu) for name in MODES}
+    minima = WEIGHT_FORMATS[args.format].second == "m"
+    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu, minima=minima) for name in MODES}
     selection = by_mode[mode]
     fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and section.buckets[selection.bucket_index].kernel == FASTEST else []
     row, limit = selection.row, shared_memory_of(section)

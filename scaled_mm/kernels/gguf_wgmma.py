@@ -109,7 +109,7 @@ class GgufWgmmaCluster(GgufWgmma):
 
     name = "gguf_wgmma_cluster"
     splits_in_clusters = True
-    tokens = (32, 64, 96, 128, 160)
+    tokens = (16, 32, 64, 96, 128, 160)
 
     def stage_bytes(self, config: KernelConfig, fmt: str) -> int:
         return config.tile.n // TILE_ROWS * FORMATS[fmt].tile_bytes

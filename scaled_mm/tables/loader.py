@@ -289,6 +289,8 @@ class _Loader:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
                 if bucket.mode and not (at and SECTIONS[str(at[0])].has_modes):
                     self._problem((*path, "mode"), "of GGUF products alone: leave it out")
+                if bucket.minima and not (at and SECTIONS[str(at[0])].has_modes):
+                    self._problem((*path, "minima"), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

@@ -95,7 +95,7 @@ def times_findings(times: Mapping[str, Times], fallback: str, rows: Sequence[Ker
             continue
         shares = family_of(row).most_parts(row) > 0
         if SECTIONS[row.section].has_modes and not shares:
-            why = "only gguf_wgmma and gguf_wgmma_cluster kernel configs with tiles of 32 or more tokens have times in this section: leave it out"
+            why = "only gguf_wgmma_cluster kernel configs, and gguf_wgmma ones of 32 or more tokens, have times in this section: leave it out"
             findings.append(Finding(("times", row.name), why))
             continue
         if not shares and entry.memory is None:

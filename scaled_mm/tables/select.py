@@ -36,10 +36,10 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b` or `, mode w4a8`."""
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8` or `, formats with minima`."""
     bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
-    conditions = (", constant b" if bucket.constant_b else "") + (f", mode {bucket.mode}" if bucket.mode else "")
-    return ", ".join(_describe_bound(*bound) for bound in bounds) + conditions
+    conditions = (", constant b" * bucket.constant_b, f", mode {bucket.mode}" if bucket.mode else "", ", formats with minima" * bucket.minima)
+    return ", ".join(_describe_bound(*bound) for bound in bounds) + "".join(conditions)
 
 
 def _describe_bound(axis: str, least: int, most: int | None) -> str:
@@ -51,7 +51,15 @@ def _describe_bound(axis: str, least: int, most: int | None) -> str:
 
 
 def select_bucket(
-    table: TileTable, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None, gpu: GpuFacts | None = None, count: int = 1
+    table: TileTable,
+    M: int,
+    N: int,
+    K: int,
+    constant_b: bool = False,
+    mode: str | None = None,
+    gpu: GpuFacts | None = None,
+    count: int = 1,
+    minima: bool = False,
 ) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
@@ -62,7 +70,7 @@ def select_bucket(
     if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K, constant_b, mode):
+        if bucket.covers(M, N, K, constant_b, mode, minima):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             if bucket.kernel != FASTEST:
                 return Selection(table.row(bucket.kernel), index, reason)

@@ -11,7 +11,7 @@ import json
 import math
 from pathlib import Path
 
-from time_gguf import FITTED, FORMATS, JUDGED
+from time_gguf import FEW_FORMATS, FITTED, FORMATS, JUDGED, ROUNDING
 
 from scaled_mm.autotune.fit import fit, judge
 from scaled_mm.autotune.model import Product
@@ -20,10 +20,10 @@ from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, load_table
 
 DATA = Path(__file__).parents[1] / "tables" / "data"
-FILE = "h200_gguf_random.json"  # time_gguf.py says what it has
+FILES = ("h200_gguf_random.json", "h200_gguf_few.json")  # time_gguf.py says what they have
 H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90").gguf
-RANGES = ((17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; up to 16 mma.sync multiplies, and weights do not round
+RANGES = ((9, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; with 9 to 16 the table rounds only weights of formats with minima
 Measured = dict[Product, dict[str, float]]
 #: With q8_0 an SM has room for one of its thread blocks instead of two: its times are fitted to the geometric mean of q4_0 and q8_0.
 ONE_BLOCK_WITH_Q8_0 = "gguf_wgmma_cluster_128x64_k4_x2"
@@ -31,16 +31,17 @@ ONE_BLOCK_WITH_Q8_0 = "gguf_wgmma_cluster_128x64_k4_x2"
 
 def cases(judged: bool) -> list[dict]:
     """judged: the random products that no times are fitted to, instead of all others."""
-    return [case for case in json.loads((DATA / FILE).read_text())["cases"] if (case["seed"] == JUDGED) == judged]
+    many, few = (json.loads((DATA / file).read_text())["cases"] for file in FILES)
+    few = [case for case in few if case["M"] <= RANGES[0][1]]  # the others were timed with tiles of 16 and 32 tokens alone
+    return [case for case in few + many if (case["seed"] == JUDGED) == judged]
 
 
 def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
     """Microseconds by product (M tokens, N rows of the weight, K) and kernel config. judged: see `cases`."""
     found: Measured = {}
     for case in cases(judged):
-        if case["M"] >= RANGES[0][0]:
-            rounding = {name: us for name, us in case[fmt].items() if TABLE.row(name).tile.m >= 32}
-            found[case["M"], case["N"], case["K"]] = rounding
+        if case["M"] >= RANGES[0][0] and fmt in case:
+            found[case["M"], case["N"], case["K"]] = {name: us for name, us in case[fmt].items() if TABLE.row(name) in ROUNDING}
     return found
 
 
@@ -49,7 +50,7 @@ def fitted() -> Measured:
     found, other = read("q4_0"), read("q8_0")
     for product, us in found.items():
         if ONE_BLOCK_WITH_Q8_0 in us:
-            if ONE_BLOCK_WITH_Q8_0 in other[product]:
+            if ONE_BLOCK_WITH_Q8_0 in other.get(product, {}):
                 us[ONE_BLOCK_WITH_Q8_0] = math.sqrt(us[ONE_BLOCK_WITH_Q8_0] * other[product][ONE_BLOCK_WITH_Q8_0])
             else:
                 del us[ONE_BLOCK_WITH_Q8_0]
@@ -66,14 +67,14 @@ def with_times(measured: Measured) -> TileTable:
 
 def over_bf16(table: TileTable, fmt: str, tokens: tuple[int, int]) -> list[float]:
     """Of the random products that no times are fitted to: bfloat16's time over that of the table's choice."""
-    inside = [case for case in cases(judged=True) if tokens[0] <= case["M"] <= tokens[1]]
+    inside = [case for case in cases(judged=True) if tokens[0] <= case["M"] <= tokens[1] and fmt in case]
     return [case["bf16"] / case[fmt][table.fastest(case["M"], case["N"], case["K"], gpu=H200)[0][1].name] for case in inside]
 
 
 def main() -> None:
     table = with_times(fitted())
     for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):
-        for fmt in FORMATS[FITTED]:
+        for fmt in FORMATS[FITTED] if tokens != RANGES[0] else FEW_FORMATS[FITTED]:
             print(f"the products of the fit, {fmt}, tokens {tokens}:", judge(table, within(read(fmt), tokens), H200))
     for fmt in FORMATS[JUDGED]:
         for tokens in (*RANGES, (RANGES[0][0], RANGES[-1][1])):

@@ -135,7 +135,8 @@ def products(kernels: str, count: str) -> dict:
         forced = random.Random(seed).choice([None, None, *(row.name for row in TABLE.rows)])
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
-        selection = TABLE.select(m, n, k, mode="w4a16" if settled == "w16a16" and not product.packed else settled)  # unpacked weights stay exact
+        served = "w4a16" if settled == "w16a16" and not product.packed else settled  # unpacked weights stay exact
+        selection = TABLE.select(m, n, k, mode=served, minima=FORMATS[product.fmt].second == "m")
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
             assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
@@ -158,12 +159,15 @@ def products(kernels: str, count: str) -> dict:
 
 
 def buckets(kernels: str) -> dict:
-    """The row that the library's table chooses for 8 tokens, by activation and mode."""
+    """The row that the library's table chooses for 8 tokens, by activation and mode, and for float16 by format."""
     core, answer = BlockCore(kernels), {}
     for kind in ("q8_1", *FLOATS):
         for mode in modes_of(kind):
             descs = [TensorDesc((64, 8), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((8, 256), kind), None]
             answer[f"{str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
+    for fmt in WEIGHT_FORMATS:
+        descs = [TensorDesc((64, 6), torch.float32), TensorDesc((64, 256), fmt), TensorDesc((6, 256), torch.float16), None]
+        answer[f"6 {fmt}"] = core.choice(core.plan(descs, "w4a16")).row.decode()
     return answer
 
 

@@ -85,10 +85,12 @@ def run_block_scaled(handle: sm.Handle, row, out_dtype: torch.dtype) -> bool:
     return reference.same_bits(out.cpu(), reference.block_scaled_mm(**product, out_dtype=out_dtype))
 
 
-def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str) -> bool:
+def run_block(handle: sm.Handle, row, fmt: str, packed: bool, kind: str, many_rows: int = 0) -> bool:
     """A GGUF row with a weight as blocks or tiles, and q8_1 or float16 activations, the latter also quantized on the way; or, rounded, float16 or
-    float32 activations in mode w16a16."""
+    float32 activations in mode w16a16. many_rows: of the weight; then K is short."""
     tokens, rows, k = row.tile.m + 3, row.tile.n + 24, long_k(row) // 32 * 32
+    if many_rows:
+        tokens, rows, k = row.tile.m - 3, many_rows, 2 * row.tile.k + 32
     generator = torch.Generator().manual_seed(tokens + rows)
     weight_q = sm.quantize_block(torch.randn(rows, k, generator=generator), fmt)
     x = torch.randn(tokens, k, generator=generator)
@@ -214,6 +216,10 @@ def checks(handle: sm.Handle, table, wanted: re.Pattern[str]) -> Iterator[tuple[
         kinds = ("q8_1", "float16", "quantized float16", "rounded float16", "rounded float32")
         for fmt, packed, kind in itertools.product(WEIGHT_FORMATS, (False, True), kinds):
             yield f"{row.name} {fmt} {'packed ' if packed else ''}{kind}", run_block(handle, row, fmt, packed, kind)
+        if row.family == "gguf_wgmma_cluster":  # more tiles than clusters at a time: a cluster has several
+            tiles = torch.cuda.get_device_properties(0).multi_processor_count + 8
+            for fmt in WEIGHT_FORMATS:
+                yield f"{row.name} {fmt} many rows", run_block(handle, row, fmt, True, "rounded float16", tiles * row.tile.n)
 
 
 def main(arch: str | None = None, pattern: str = "") -> int:

@@ -34,12 +34,13 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
     table = load_table(arch)
     for tokens in (1, 16, 64, 4096):
         auto = next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)
-        selection = table.gguf.select(tokens, 4096, 14336, mode=auto)
+        minima = fmt in ("q4_1", "q5_1")
+        selection = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima)
         stages = family_of(selection.row).stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (f"{stages} stages of the weight" if stages > 1 else "no stages") in out and f"auto is {auto}" in out
-        of_q8_1 = table.gguf.select(tokens, 4096, 14336, mode="w4a8").row.name
+        of_q8_1 = table.gguf.select(tokens, 4096, 14336, mode="w4a8", minima=minima).row.name
         assert (f"with q8_1 activations {of_q8_1}" in out) is (of_q8_1 != selection.row.name)
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
@@ -84,7 +85,7 @@ def test_a_row_for_q8_1_activations_is_told_apart(explain, tmp_path, modes, firs
 
 def test_the_choice_of_every_mode_is_told_apart_and_follows_the_number_of_sms(explain, tmp_path):
     head, block = (configs_dir() / "sm90.yaml").read_text().split("\ngguf:\n")
-    block = "".join(line for line in block.splitlines(keepends=True) if "mode: w16a16, kernel" not in line)
+    block = "".join(line for line in block.splitlines(keepends=True) if "mode: w16a16, " not in line)
     block = block.replace("  buckets:\n", "  buckets:\n    - {mode: w16a16, kernel: fastest}\n", 1)
     path = tmp_path / "own.yaml"
     path.write_text(f"{head}\ngguf:\n{block}")
@@ -93,7 +94,7 @@ def test_the_choice_of_every_mode_is_told_apart_and_follows_the_number_of_sms(ex
     assert many["kernel"] == section.select(200, 8192, 4096, mode="w16a16").row.name != few["kernel"]
     assert many["modes"]["w4a16"]["kernel"] == section.select(200, 8192, 4096, mode="w4a16").row.name == few["modes"]["w4a16"]["kernel"]
     _, out = explain(4, 4096, 4096, "--table", path, "--format", "q4_0")
-    assert ": gguf_mma_16x8_x2\n" in out and "note    in mode w16a16, as for float32 activations, gguf_wgmma_cluster_128x32_" in out
+    assert ": gguf_mma_16x8_x2\n" in out and "note    in mode w16a16, as for float32 activations, gguf_wgmma_cluster_128x16_" in out
     _, out = explain(200, 8192, 4096, "--table", path, "--format", "q4_0")
     assert "note    in mode w4a16, as for float32 outputs and unpacked weights, gguf_wgmma_128x256_k16_x2" in out
 

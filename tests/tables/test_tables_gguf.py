@@ -34,7 +34,7 @@ def problems(tmp_path, arch: str, edit):
 def test_the_tokens_choose_the_row(arch):
     section = load_table(arch).gguf
     for index, bucket in enumerate(section.buckets):
-        found = [section.select(m, bucket.n or 10**6, 4096, mode=bucket.mode) for m in (bucket.m or 10**6, bucket.m_min)]
+        found = [section.select(m, bucket.n or 10**6, 4096, mode=bucket.mode, minima=bucket.minima) for m in (bucket.m or 10**6, bucket.m_min)]
         chosen = next(selection for selection in found if selection.bucket_index == index)  # every bucket is reached
         assert chosen.row.name in section.times if bucket.kernel == FASTEST else chosen.row.name == bucket.kernel
     assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
@@ -98,7 +98,7 @@ def test_the_shared_memory_of_rows_counts_weights_activations_and_sums():
         (WGMMA, dict(stages=1), "sm90", "stages", "stages = 1; a gguf_wgmma row says how many, at least 2"),
         (WGMMA, dict(split_k=17), "sm90", "split_k", "split_k = 17, expected 1 to 16"),
         (CLUSTER, dict(split_k=5), "sm90", "split_k", "split_k = 5, expected one of 2, 3, 4, 6, 8: the most thread blocks of a cluster"),
-        (CLUSTER, dict(tile=[256, 128, 256]), "sm90", "tile", "tile m = 256 tokens, expected 32, 64, 96, 128, 160"),
+        (CLUSTER, dict(tile=[256, 128, 256]), "sm90", "tile", "tile m = 256 tokens, expected 16, 32, 64, 96, 128, 160"),
         (
             WGMMA,
             dict(stages=10),
@@ -129,6 +129,15 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         (lambda s: s["rows"][0].update(name="generic_64x64x64"), ("gguf.rows[0].name", "is taken by the row on line")),
         (lambda s: s["buckets"].pop(), ("gguf.buckets[1]", "the last bucket must be open")),
         (lambda s: s["buckets"][-1].update(mode="w4a8"), ("gguf.buckets[2]", "this one takes any M, any N, any K, mode w4a8")),
+        (lambda s: s["buckets"][-1].update(minima=True), ("gguf.buckets[2]", "this one takes any M, any N, any K, formats with minima")),
+        (lambda s: s["buckets"][0].update(minima=1), ("gguf.buckets[0].minima", "valid boolean")),
+        (
+            lambda s: s["buckets"].insert(1, {**s["buckets"][0], "minima": True}),
+            (
+                "gguf.buckets[1]",
+                "unreachable: bucket 0 (M <= 8, any N, any K) comes first and takes all of M <= 8, any N, any K, formats with minima",
+            ),
+        ),
         (lambda s: s["buckets"][0].update(constant_b=True), ("gguf.buckets[0].constant_b", "take no prepared weight")),
         (lambda s: s["buckets"][0].update(mode="auto"), ("gguf.buckets[0].mode", "w4a8")),
         (lambda s: s["buckets"][0].update(activation="q8_1"), ("gguf.buckets[0].activation", "renamed: write mode: w4a8")),
@@ -152,8 +161,9 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         path, found = problems(tmp_path, "sm80", lambda document, edit=edit: edit(document["gguf"]))
         assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
         assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
-    _, found = problems(tmp_path, "sm80", lambda document: document["buckets"][-1].update(mode="w4a8"))
-    assert any(p.field.endswith(".mode") and p.reason == "of GGUF products alone: leave it out" for p in found), found
+    for key, value in (("mode", "w4a8"), ("minima", True)):
+        _, found = problems(tmp_path, "sm80", lambda document, entry={key: value}: document["buckets"][-1].update(entry))
+        assert any(p.field.endswith(f".{key}") and p.reason == "of GGUF products alone: leave it out" for p in found), found
 
 
 def test_a_bucket_of_a_mode_serves_that_mode_alone(tmp_path):
@@ -167,6 +177,22 @@ def test_a_bucket_of_a_mode_serves_that_mode_alone(tmp_path):
     assert section.select(8, 4096, 4096, mode="w4a8").row.name == "gguf_mma_32x32_x2"
     assert section.select(8, 4096, 4096).row.name == section.select(8, 4096, 4096, mode="w16a16").row.name == "gguf_mma_16x8_x2"
     assert section.select(8, 4096, 4096, mode="w4a8").reason.startswith("bucket 0 (M <= 8, any N, any K, mode w4a8) of ")
+
+
+def test_a_bucket_of_formats_with_minima_serves_those_alone(tmp_path):
+    def edit(document):
+        document["gguf"]["buckets"].insert(0, {"m": 8, "minima": True, "kernel": "gguf_mma_32x32_x2"})
+        document["gguf"]["buckets"].insert(0, {"m": 4, "mode": "w4a8", "minima": True, "kernel": "gguf_mma_16x16_x2"})
+
+    path, found = problems(tmp_path, "sm80", edit)
+    assert found == []
+    section = load_table(path).gguf
+    assert [bucket.flags for bucket in section.buckets[:2]] == [18, 16]
+    assert section.select(8, 4096, 4096, mode="w4a16", minima=True).row.name == "gguf_mma_32x32_x2"
+    assert section.select(4, 4096, 4096, mode="w4a8", minima=True).row.name == "gguf_mma_16x16_x2"
+    assert section.select(4, 4096, 4096, mode="w4a8").row.name == section.select(8, 4096, 4096, mode="w4a16").row.name == "gguf_mma_16x8_x2"
+    reason = section.select(4, 4096, 4096, mode="w4a8", minima=True).reason
+    assert reason.startswith("bucket 0 (M <= 4, any N, any K, mode w4a8, formats with minima) of ")
 
 
 SHARED = {"start": 1.5, "step": 2.8, "tile": 3.0, "sharing": 6.0, "two_tiles": 12.0}
@@ -202,7 +228,7 @@ def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path
         (
             lambda s: s["times"].update(gguf_mma_16x8_x2=SHARED),
             "gguf.times.gguf_mma_16x8_x2",
-            "only gguf_wgmma and gguf_wgmma_cluster kernel configs with tiles of 32 or more tokens have times",
+            "only gguf_wgmma_cluster kernel configs, and gguf_wgmma ones of 32 or more tokens, have times",
         ),
         (lambda s: s["times"][WIDEST].update(memory=0.9), f"gguf.times.{WIDEST}.memory", "have none: leave it out"),
         (
@@ -211,7 +237,7 @@ def test_a_bucket_of_rounded_weights_may_take_the_fastest_kernel_config(tmp_path
             "of gguf_wgmma kernel configs alone: leave it out",
         ),
         (lambda s: s["times"][WIDEST].update(wait=1.5), f"gguf.times.{WIDEST}.wait", "have none: leave it out"),
-        (lambda s: s["times"].update(gguf_wgmma_128x16_k16_x3=SHARED), "gguf.times.gguf_wgmma_128x16_k16_x3", "with tiles of 32 or more tokens"),
+        (lambda s: s["times"].update(gguf_wgmma_128x16_k16_x3=SHARED), "gguf.times.gguf_wgmma_128x16_k16_x3", "gguf_wgmma ones of 32 or more tokens"),
         (lambda s: s["times"][WIDEST].update(step=1e155), f"gguf.times.{WIDEST}.step", "less than or equal to 1000000000"),
         (lambda s: s["times"][WIDEST].update(start=True), f"gguf.times.{WIDEST}.start", "expected a number, got True"),
         (lambda s: s["times"][WIDEST].update(sharing=-1), f"gguf.times.{WIDEST}.sharing", "greater than or equal to 0"),
@@ -243,7 +269,7 @@ def test_a_mode_that_is_none_is_refused():
 
 def test_a_bucket_of_a_former_version_has_one_problem(tmp_path):
     def edit(document):
-        bucket = next(bucket for bucket in document["gguf"]["buckets"] if "mode" in bucket)
+        bucket = next(bucket for bucket in document["gguf"]["buckets"] if bucket.get("mode") == "w4a8")
         bucket["activation"] = {"w4a8": "q8_1"}[bucket.pop("mode")]
 
     _, found = problems(tmp_path, "sm90", edit)

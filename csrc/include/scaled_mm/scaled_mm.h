@@ -189,6 +189,8 @@ typedef enum SCALED_MM_ENUM_BASE {
 #define SCALED_MM_BUCKET_W4A8 2
 #define SCALED_MM_BUCKET_W4A16 4
 #define SCALED_MM_BUCKET_W16A16 8
+/* The same, beside one of these or alone: none but those of a format with minima (Q4_1, Q5_1). */
+#define SCALED_MM_BUCKET_MINIMA 16
 
 /* Instead of a row, in a bucket: the row with the least predicted time of those that have a time model and can take the product, the fallback not
  * counted. In a SCALED_MM_TABLE_GGUF_GEMM, whose rows do not have the same bits, all time models must have most_parts > 0: the choice then is the
@@ -199,8 +201,9 @@ typedef enum SCALED_MM_ENUM_BASE {
 typedef struct {
   int64_t m_max, n_max, k_max;
   int32_t row; /* index into rows, or SCALED_MM_FASTEST */
-  int32_t
-      flags; /* SCALED_MM_BUCKET_CONSTANT_B (SCALED_MM_TABLE_GEMM alone), one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16 (SCALED_MM_TABLE_GGUF_GEMM alone), or 0 */
+  /* SCALED_MM_TABLE_GEMM: 0 or SCALED_MM_BUCKET_CONSTANT_B. SCALED_MM_TABLE_GGUF_GEMM: at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16,
+   * and SCALED_MM_BUCKET_MINIMA or not. Others: 0. */
+  int32_t flags;
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;
 
