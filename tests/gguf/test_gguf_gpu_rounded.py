@@ -37,9 +37,9 @@ LONG_BOUND = 1e-5
 
 
 def rounds(arch: str, kernel: str) -> bool:
-    """Whether a kernel config rounds weights: those of wgmma with more than 16 tokens."""
+    """Whether a kernel config rounds weights: those that multiply by wgmma."""
     row = next(row for row in load_table(arch).gguf.rows if row.name == kernel)
-    return row.family in ("gguf_wgmma", "gguf_wgmma_cluster") and row.tile.m > 16
+    return row.family == "gguf_wgmma_cluster" or (row.family == "gguf_wgmma" and row.tile.m > 16)
 
 
 def want(weight_q, fmt, x, rounding: bool) -> torch.Tensor:
@@ -59,6 +59,23 @@ def test_every_kernel_config_is_within_the_bound_of_the_rounded_formula(arch, ke
         out = compute(handle, fmt, sm.pack_block_weight(weight_q, fmt), x, m, n, bias=bias, mode="w16a16", kernel=kernel)
         expected = want(weight_q, fmt, x, rounds(arch, kernel)) + bias.cpu().double()[:, None]
         assert relative_error(out.cpu(), expected) <= BOUND, case
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("tokens", [8, 9, 16, 17])
+def test_weights_of_formats_with_minima_round_from_9_tokens_on_and_others_from_17(fmt, tokens):
+    handle = sm.Handle("cuda")
+    if handle.arch != "sm90":
+        pytest.skip("SM90's table")
+    weight_q, x = operands(fmt, 200, tokens, 512)
+    packed, rounding = sm.pack_block_weight(weight_q, fmt), tokens >= (9 if fmt in ("q4_1", "q5_1") else 17)
+    for dtype in FLOATS:
+        y = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32, mode="w16a16")
+        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= BOUND, dtype
+        if dtype is not torch.float32:
+            assert torch.equal(sm.block_linear(x.to(dtype), packed), y.to(dtype)), dtype
+            exact = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32)
+            assert relative_error(exact.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding=False)) <= BOUND, dtype
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
