@@ -34,7 +34,8 @@ def problems(tmp_path, arch: str, edit):
 def test_the_tokens_choose_the_row(arch):
     section = load_table(arch).gguf
     for index, bucket in enumerate(section.buckets):
-        found = [section.select(m, bucket.n or 10**6, 4096, mode=bucket.mode, minima=bucket.minima) for m in (bucket.m or 10**6, bucket.m_min)]
+        sizes = [(m, bucket.n or 10**6, k) for m in (bucket.m or 10**6, bucket.m_min) for k in (4096, 256)]
+        found = [section.select(*size, mode=bucket.mode, minima=bucket.minima) for size in sizes]
         chosen = next(selection for selection in found if selection.bucket_index == index)  # every bucket is reached
         assert chosen.row.name in section.times if bucket.kernel == FASTEST else chosen.row.name == bucket.kernel
     assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
