@@ -48,9 +48,10 @@ public:
 
   BucketKey bucket() const override {
     const bool rounds = mode_ == SCALED_MM_GGUF_W16A16 && blocks_.packed; // unpacked weights stay exact
-    const int32_t serves = mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_W4A8 : rounds ? SCALED_MM_BUCKET_W16A16 : SCALED_MM_BUCKET_W4A16;
-    const bool minima = blocks_.format == SCALED_MM_DTYPE_Q4_1 || blocks_.format == SCALED_MM_DTYPE_Q5_1;
-    return {info.M, info.N, info.K, serves | (minima ? SCALED_MM_BUCKET_MINIMA : 0)};
+    int32_t serves = mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_W4A8 : rounds ? SCALED_MM_BUCKET_W16A16 : SCALED_MM_BUCKET_W4A16;
+    if (blocks_.format == SCALED_MM_DTYPE_Q4_1 || blocks_.format == SCALED_MM_DTYPE_Q5_1) serves |= SCALED_MM_BUCKET_MINIMA;
+    if (blocks_.activation == SCALED_MM_DTYPE_FLOAT16 || blocks_.activation == SCALED_MM_DTYPE_FLOAT32) serves |= SCALED_MM_BUCKET_FLOAT16;
+    return {info.M, info.N, info.K, serves};
   }
 
   const char* misfit(const RowNeeds&) const override { return nullptr; } // GGUF kernels take any operands
@@ -183,6 +184,9 @@ constexpr OperandSpec kOperands[] = {
     {"bias", offsetof(GemmLaunch, bias)},
 };
 
+constexpr int32_t kBucketFlags =
+    SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16 | SCALED_MM_BUCKET_MINIMA | SCALED_MM_BUCKET_FLOAT16;
+
 } // namespace
 
 const ProblemKind kGguf = {"GGUF GEMM",
@@ -191,9 +195,8 @@ const ProblemKind kGguf = {"GGUF GEMM",
                            kOperands,
                            false,
                            make_problem<Gguf>,
-                           {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products",
-                            SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16 | SCALED_MM_BUCKET_MINIMA,
-                            "of at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, and SCALED_MM_BUCKET_MINIMA or not", "mode or format",
+                           {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", kBucketFlags,
+                            "of at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, and any of _MINIMA and _FLOAT16", "mode, format or dtype",
                             true}};
 
 } // namespace scaled_mm

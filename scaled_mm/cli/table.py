@@ -169,18 +169,22 @@ def _bounds(least: int, most: int | None) -> str:
 
 
 def _buckets_view(table: TileTable) -> Any:
+    from scaled_mm.tables.select import describe_conditions
+
     view = common.narrow_table("buckets, the first that fits wins")
     for header in ("", "M <=", "N <=", "K <="):
         view.add_column(header, justify="right")
     view.add_column("kernel", no_wrap=True)
+    conditions = [", ".join(describe_conditions(bucket)) for bucket in table.buckets]
+    if any(conditions):
+        view.add_column("only")
     previous = None
     for index, bucket in enumerate(table.buckets):
         if index and bucket.m != previous:
             view.add_section()
         previous = bucket.m
         bounds = (_bounds(least, most) for least, most in zip(bucket.least, (bucket.m, bucket.n, bucket.k)))
-        conditions = ["constant b"] * bucket.constant_b + [f"mode {bucket.mode}"] * bool(bucket.mode) + ["minima"] * bucket.minima
-        view.add_row(str(index), *bounds, bucket.kernel + (f" ({', '.join(conditions)})" if conditions else ""))
+        view.add_row(str(index), *bounds, bucket.kernel, *([conditions[index]] if any(conditions) else []))
     return view
 
 

@@ -287,10 +287,9 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
-                if bucket.mode and not (at and SECTIONS[str(at[0])].has_modes):
-                    self._problem((*path, "mode"), "of GGUF products alone: leave it out")
-                if bucket.minima and not (at and SECTIONS[str(at[0])].has_modes):
-                    self._problem((*path, "minima"), "of GGUF products alone: leave it out")
+                for key in ("mode", "minima", "float16"):
+                    if getattr(bucket, key) and not (at and SECTIONS[str(at[0])].has_modes):
+                        self._problem((*path, key), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]
 
     def _list(self, data: Mapping[str, Any], key: str, at: NodePath) -> list[Any] | None:

@@ -36,10 +36,20 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8` or `, formats with minima`."""
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8`, `, formats with minima` or `, not bfloat16`."""
     bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
-    conditions = (", constant b" * bucket.constant_b, f", mode {bucket.mode}" if bucket.mode else "", ", formats with minima" * bucket.minima)
-    return ", ".join(_describe_bound(*bound) for bound in bounds) + "".join(conditions)
+    return ", ".join([*(_describe_bound(*bound) for bound in bounds), *describe_conditions(bucket)])
+
+
+def describe_conditions(bucket: Bucket) -> list[str]:
+    """What a bucket requires of a product besides sizes."""
+    said = {
+        "constant b": bucket.constant_b,
+        f"mode {bucket.mode}": bucket.mode is not None,
+        "formats with minima": bucket.minima,
+        "not bfloat16": bucket.float16,
+    }
+    return [condition for condition, required in said.items() if required]
 
 
 def _describe_bound(axis: str, least: int, most: int | None) -> str:
@@ -60,6 +70,7 @@ def select_bucket(
     gpu: GpuFacts | None = None,
     count: int = 1,
     minima: bool = False,
+    float16: bool = False,
 ) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
@@ -70,7 +81,7 @@ def select_bucket(
     if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K, constant_b, mode, minima):
+        if bucket.covers(M, N, K, constant_b, mode, minima, float16):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             if bucket.kernel != FASTEST:
                 return Selection(table.row(bucket.kernel), index, reason)

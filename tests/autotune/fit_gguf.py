@@ -69,7 +69,7 @@ def with_times(measured: Measured) -> TileTable:
 def chosen(table: TileTable, fmt: str, case: dict) -> str:
     """The kernel config of the table's buckets in mode w16a16."""
     minima = WEIGHT_FORMATS[fmt].second == "m"
-    return table.select(case["M"], case["N"], case["K"], mode="w16a16", gpu=H200, minima=minima).row.name
+    return table.select(case["M"], case["N"], case["K"], mode="w16a16", gpu=H200, minima=minima, float16=True).row.name
 
 
 def over_bf16(table: TileTable, fmt: str, tokens: tuple[int, int]) -> list[float]:

@@ -136,7 +136,8 @@ def products(kernels: str, count: str) -> dict:
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
         served = "w4a16" if settled == "w16a16" and not product.packed else settled  # unpacked weights stay exact
-        selection = TABLE.select(m, n, k, mode=served, minima=FORMATS[product.fmt].second == "m")
+        minima, float16 = FORMATS[product.fmt].second == "m", product.activation.dtype in (torch.float16, torch.float32)
+        selection = TABLE.select(m, n, k, mode=served, minima=minima, float16=float16)
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
             assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
@@ -159,7 +160,7 @@ def products(kernels: str, count: str) -> dict:
 
 
 def buckets(kernels: str) -> dict:
-    """The row that the library's table chooses for 8 tokens, by activation and mode, and for float16 by format."""
+    """The row that the library's table chooses for 8 tokens, by activation and mode, for 6 by format, and for 5 by dtype."""
     core, answer = BlockCore(kernels), {}
     for kind in ("q8_1", *FLOATS):
         for mode in modes_of(kind):
@@ -168,6 +169,9 @@ def buckets(kernels: str) -> dict:
     for fmt in WEIGHT_FORMATS:
         descs = [TensorDesc((64, 6), torch.float32), TensorDesc((64, 256), fmt), TensorDesc((6, 256), torch.float16), None]
         answer[f"6 {fmt}"] = core.choice(core.plan(descs, "w4a16")).row.decode()
+    for kind in FLOATS:
+        descs = [TensorDesc((64, 5), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((5, 256), kind), None]
+        answer[f"5 {str(kind).removeprefix('torch.')}"] = core.choice(core.plan(descs, "w16a16")).row.decode()
     return answer
 
 

@@ -35,13 +35,16 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
     for tokens in (1, 16, 64, 4096):
         auto = next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)
         minima = fmt in ("q4_1", "q5_1")
-        selection = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima)
+        selection = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima, float16=True)
         stages = family_of(selection.row).stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (f"{stages} stages of the weight" if stages > 1 else "no stages") in out and f"auto is {auto}" in out
-        of_q8_1 = table.gguf.select(tokens, 4096, 14336, mode="w4a8", minima=minima).row.name
+        of_q8_1 = table.gguf.select(tokens, 4096, 14336, mode="w4a8", minima=minima, float16=True).row.name
         assert (f"with q8_1 activations {of_q8_1}" in out) is (of_q8_1 != selection.row.name)
+        of_bfloat16 = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima).row.name
+        assert (f"with bfloat16 activations {of_bfloat16}" in out) is (of_bfloat16 != selection.row.name)
+        assert (of_bfloat16 != selection.row.name) is (minima and (arch, tokens) == ("sm90", 16))
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
         assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
