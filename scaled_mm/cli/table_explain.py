@@ -172,7 +172,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     by_time = any(bucket.kernel == FASTEST for bucket in section.buckets)
     gpu = _gpu(section, args.sms) if by_time or args.sms is not None else None
     minima = WEIGHT_FORMATS[args.format].second == "m"
-    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu, minima=minima, float16=True) for name in MODES}
+    # In w4a8 of q8_1 activations, else of float16 ones.
+    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu, minima=minima, float16=name != "w4a8") for name in MODES}
     with_bfloat16 = section.select(M, N, K, mode=mode, gpu=gpu, minima=minima)
     selection = by_mode[mode]
     fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and section.buckets[selection.bucket_index].kernel == FASTEST else []
@@ -191,8 +192,8 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
             "gpu": section.gpu,
         }
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
-        others = by_mode | {f"{mode} bfloat16": with_bfloat16} if with_bfloat16.row != row else by_mode
-        modes = {name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason} for name, one in others.items()}
+        plain = lambda one: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason}  # noqa: E731
+        modes, chosen["bfloat16"] = {name: plain(one) for name, one in by_mode.items()}, plain(with_bfloat16)
         estimate = {"stages": stages, "shared_memory_bytes": memory}
         predicted = [{"kernel": one.name, "us": us} for us, one in fastest]
         row_fields = {**row.model_dump(mode="json"), "estimate": estimate}

@@ -24,7 +24,7 @@ _STAGES_WITHOUT_CLUSTERS = 2  # of a kernel config with clusters, where weights 
 _MORE_TOKENS = (144, 160, 224)  # whose instructions take a further header
 _TWO_PER_SM = 64  # tokens of a tile
 _MOST_STAGES_OF_TWO = 3
-_MMA_TOKENS = 16  # up to this many tokens mma.sync multiplies, and a stage also holds the activations for a whole tile of K
+_MMA_TOKENS = 16  # up to this many tokens, without clusters, mma.sync multiplies, and a stage also holds the activations for a whole tile of K
 
 
 class GgufWgmma(Gguf):

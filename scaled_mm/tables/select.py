@@ -36,7 +36,7 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8`, `, formats with minima` or `, not bfloat16`."""
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8`, `, formats with minima` or `, float16 or float32`."""
     bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
     return ", ".join([*(_describe_bound(*bound) for bound in bounds), *describe_conditions(bucket)])
 
@@ -47,7 +47,7 @@ def describe_conditions(bucket: Bucket) -> list[str]:
         "constant b": bucket.constant_b,
         f"mode {bucket.mode}": bucket.mode is not None,
         "formats with minima": bucket.minima,
-        "not bfloat16": bucket.float16,
+        "float16 or float32": bucket.float16,
     }
     return [condition for condition, required in said.items() if required]
 

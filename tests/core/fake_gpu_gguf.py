@@ -169,9 +169,10 @@ def buckets(kernels: str) -> dict:
     for fmt in WEIGHT_FORMATS:
         descs = [TensorDesc((64, 6), torch.float32), TensorDesc((64, 256), fmt), TensorDesc((6, 256), torch.float16), None]
         answer[f"6 {fmt}"] = core.choice(core.plan(descs, "w4a16")).row.decode()
-    for kind in FLOATS:
-        descs = [TensorDesc((64, 5), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((5, 256), kind), None]
-        answer[f"5 {str(kind).removeprefix('torch.')}"] = core.choice(core.plan(descs, "w16a16")).row.decode()
+    for kind in ("q8_1", *FLOATS):
+        for mode in modes_of(kind):
+            descs = [TensorDesc((64, 5), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((5, 256), kind), None]
+            answer[f"5 {str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
     return answer
 
 
@@ -180,19 +181,24 @@ def fastest(kernels: str, path: str) -> dict:
     core, table, dice, chosen = BlockCore(kernels), load_table(path).gguf, random.Random(7), {}
     gpu = facts("NVIDIA H200", "sm90", int(os.environ.get("FAKE_SMS", 132)))
     others = [(20, 64, 0), (4000, 9000, 0), (2**19, 2**28, 32), (32, 2**24, 2**24)]
-    sizes = [(dice.choice([dice.randrange(1, 70), dice.randrange(1, 5000)]), dice.randrange(1, 30000), 32 * dice.randrange(900)) for _ in range(1500)]
+    tokens = lambda: dice.choice([dice.randrange(1, 70), dice.randrange(9, 17), dice.randrange(1, 5000)])  # noqa: E731
+    sizes = [(tokens(), dice.randrange(1, 30000), 32 * dice.choice([dice.randrange(128), dice.randrange(900)])) for _ in range(2500)]
+    buckets = set()
     for m, n, k in (*others, *sizes):
         mode = "w16a16" if (m, n, k) in others else dice.choice(("w4a16", "w16a16"))
-        descs = [TensorDesc((n, m), torch.float16), TensorDesc((n, k), "q4_0", packed=True), TensorDesc((m, k), torch.float16), None]
+        fmt, dtype = dice.choice(list(WEIGHT_FORMATS)), dice.choice([kind for kind in FLOATS if mode in modes_of(kind)])
+        descs = [TensorDesc((n, m), torch.float16), TensorDesc((n, k), fmt, packed=True), TensorDesc((m, k), dtype), None]
         descriptor = core.plan(descs, mode)
-        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode, gpu=gpu)
+        conditions = dict(minima=FORMATS[fmt].second == "m", float16=dtype is not torch.bfloat16)
+        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode, gpu=gpu, **conditions)
         assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), (m, n, k, mode, choice.reason, selection)
+        buckets.add(choice.bucket)
         if table.buckets[choice.bucket].kernel == FASTEST:
             us = table.predicted_us(selection.row, m, n, k, gpu)
             assert f"is the fastest by prediction, {us:.2f} us" in (reason := choice.reason.decode()) or us >= 100, (us, reason)
             chosen[choice.row.decode()] = chosen.get(choice.row.decode(), 0) + 1
         core.destroy(descriptor)
-    return chosen
+    return {"rows": chosen, "buckets": sorted(buckets)}
 
 
 def stand_ins(kernels: str) -> list[tuple[str, str | None]]:

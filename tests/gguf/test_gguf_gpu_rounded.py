@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
@@ -67,16 +68,16 @@ def test_weights_of_formats_with_minima_round_from_9_tokens_on_and_others_from_1
     handle = sm.Handle("cuda")
     if handle.arch != "sm90":
         pytest.skip("SM90's table")
-    weight_q, x = operands(fmt, 200, tokens, 512)
-    packed = sm.pack_block_weight(weight_q, fmt)
-    for dtype in FLOATS:
+    for (n, k), dtype in itertools.product(((200, 512), (200, 2080), (3800, 2080)), FLOATS):  # the table's buckets differ in N and K
+        weight_q, x = operands(fmt, n, tokens, k)
+        packed, bound = sm.pack_block_weight(weight_q, fmt), max(BOUND, 2e-9 * k)
         rounding = tokens >= (9 if fmt in ("q4_1", "q5_1") and dtype is not torch.bfloat16 else 17)
         y = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32, mode="w16a16")
-        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= BOUND, dtype
+        assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= bound, (n, k, dtype)
         if dtype is not torch.float32:
-            assert torch.equal(sm.block_linear(x.to(dtype), packed), y.to(dtype)), dtype
+            assert torch.equal(sm.block_linear(x.to(dtype), packed), y.to(dtype)), (n, k, dtype)
             exact = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32)
-            assert relative_error(exact.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding=False)) <= BOUND, dtype
+            assert relative_error(exact.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding=False)) <= BOUND, (n, k, dtype)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)

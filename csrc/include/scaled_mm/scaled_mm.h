@@ -189,9 +189,9 @@ typedef enum SCALED_MM_ENUM_BASE {
 #define SCALED_MM_BUCKET_W4A8 2
 #define SCALED_MM_BUCKET_W4A16 4
 #define SCALED_MM_BUCKET_W16A16 8
-/* The same, beside one of these or alone: none but those of a format with minima (Q4_1, Q5_1). */
+/* Flag of a bucket of a SCALED_MM_TABLE_GGUF_GEMM, with one of these or alone: it serves only formats with minima (Q4_1, Q5_1). */
 #define SCALED_MM_BUCKET_MINIMA 16
-/* The same: none but those with float16 activations, or with float32, which round to float16. */
+/* Such a flag: it serves only float16 activations, and float32, which round to float16. */
 #define SCALED_MM_BUCKET_FLOAT16 32
 
 /* Instead of a row, in a bucket: the row with the least predicted time of those that have a time model and can take the product, the fallback not
