@@ -97,11 +97,6 @@ class BlockFormat:
         """Bytes of a tile: the blocks, then a power of two of each row, float16."""
         return self.bands_bytes + 2 * TILE_ROWS
 
-    @property
-    def largest_level(self) -> int:
-        """The largest magnitude of a level from which zero is subtracted."""
-        return 128 if self.signed else max(self.zero, (1 << self.bits) - 1 - self.zero)
-
 
 FORMATS: dict[str, BlockFormat] = {
     description.name: description

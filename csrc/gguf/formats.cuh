@@ -39,8 +39,8 @@ struct Format {
   static constexpr int kBandMinima = kBandScales + 256;
   static constexpr int kBandBytes = kBandMinima + (kMinimum ? 256 : 0);
   static constexpr int kBandsBytes = 4 * kBandBytes;
-  // After the bands the power of two of each row, float16, in the order of a block's scales: rows g and g + 8 of a band, g = 0 ... 7. Multiplied by
-  // it, all values of the row are below 2^14. Kernels that round values to 16 bits need it (rounded.cuh).
+  // After the bands the power of two of each row, float16, in the order of a block's scales: rows g and g + 8 of a band, g = 0 ... 7. Kernels that
+  // round values to 16 bits need it (rounded.cuh).
   static constexpr int kPowerBytes = kTileRows * 2, kBandPowers = kBandRows * 2;
   static constexpr int kTileBytes = kBandsBytes + kPowerBytes;
 };

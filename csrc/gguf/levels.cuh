@@ -23,6 +23,7 @@ struct Pairs;
 template <>
 struct Pairs<__half> {
   static constexpr uint32_t kBase = 0x64006400; // 1024; its last mantissa bit has the value 1
+  static constexpr int kMantissa = 10;
   __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
   __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
   // q: the bits of 1024 + level in both halves. Result: level - zero.
@@ -40,12 +41,30 @@ struct Pairs<__half> {
 template <>
 struct Pairs<__nv_bfloat16> {
   static constexpr uint32_t kBase = 0x43004300; // 128
+  static constexpr int kMantissa = 7;
   __device__ static __nv_bfloat162 of(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
   __device__ static uint32_t bits(__nv_bfloat162 value) { return *reinterpret_cast<const uint32_t*>(&value); }
   __device__ static uint32_t difference(uint32_t a, uint32_t b) { return bits(__hsub2(of(a), of(b))); }
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
     return difference(q, kBase + 0x00010001u * kZero);
+  }
+};
+
+// Levels where they are in a word, as float16 numbers that are subnormal: 2^-24 * one * level, one: PairLevels::one. No arithmetic, and no zero point.
+struct Subnormal {};
+
+template <>
+struct Pairs<Subnormal> {
+  static constexpr uint32_t kBase = 0;
+  static constexpr int kMantissa = 10;
+  template <int kZero>
+  __device__ static uint32_t minus(uint32_t q) {
+    return q;
+  }
+  template <int kZero, int kOne>
+  __device__ static uint32_t scaled_minus(uint32_t q) {
+    return q;
   }
 };
 
@@ -59,7 +78,7 @@ template <class F, class T>
 __device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
   using P = Pairs<T>;
   RowFragment f;
-  if constexpr (sizeof(T) == 2 && P::kBase == 0x64006400) {
+  if constexpr (P::kMantissa == 10) {
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint32_t w = j ? word >> 8 : word;
@@ -85,7 +104,7 @@ __device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
     return P::template minus<F::kZero>(q);
   }
   const uint32_t word = words[n / 3];
-  if constexpr (P::kBase == 0x64006400) { // a float16 mantissa holds bits 5 to 9 without a shift
+  if constexpr (P::kMantissa == 10) { // a float16 mantissa holds bits 5 to 9 without a shift
     if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
   }
   return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
@@ -108,8 +127,8 @@ __device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) 
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint32_t word = j % 2 ? second : first;
-    if constexpr (P::kBase == 0x64006400) {
-      f.pairs[j] = P::template minus<128>(__byte_perm(word ^ 0x80808080u, 0x64646464u, j < 2 ? 0x4240 : 0x4341));
+    if constexpr (P::kMantissa == 10) {
+      f.pairs[j] = P::template minus<128>(__byte_perm(word ^ 0x80808080u, P::kBase | P::kBase >> 8, j < 2 ? 0x4240 : 0x4341));
     } else {
       const uint32_t two = __byte_perm(word, 0, j < 2 ? 0x4240 : 0x4341);
       // The low seven bits, minus 128 if the sign bit is set: (128 + low bits) - (128 or 256).
@@ -137,6 +156,13 @@ struct PairLevels {
   static constexpr int kVectors = F::kBits == 8 ? 2 : 1;
   uint4 vectors[kVectors];
   uint32_t fifth; // levels of 5 bits: the last of the five words
+
+  // Of word i of a block's fragments (Fragments::set), the power of two by which Subnormal levels are multiplied, by their place in a word.
+  __device__ static constexpr int one(int block, int i) {
+    const int j = i / 4 * 2 + i % 4 / 2, n = 8 * block + 4 * (i % 2) + j;
+    if (F::kBits == 4) return j % 2 ? 16 : 1;
+    return F::kBits == 5 && n != 15 && n % 3 == 1 ? 32 : 1;
+  }
 
   // band: aligned to 16 bytes.
   __device__ void load(const uint8_t* band, int pair, int lane) {

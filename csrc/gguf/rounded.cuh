@@ -1,15 +1,21 @@
 // Values of a packed weight as the tensor cores multiply them if they may be rounded to 16 bits: level * d + m, rounded once to float16, for
-// bfloat16 activations again to bfloat16. d and m are multiplied by the power of two of their row first, so float16's range is wide enough.
+// bfloat16 activations again to bfloat16. Levels are used where they are in a word, as subnormal float16 numbers (levels.cuh): one AND extracts two,
+// and one multiply-add multiplies them by 2^24 d and adds what level 0 stands for. Each row has a power of two (formats.cuh): 2^24 d must not overflow.
 #pragma once
+
+#include <type_traits>
 
 #include "gguf/levels.cuh"
 
 namespace scaled_mm::gguf {
 
-// The inverse powers of a thread's two rows, g and g + 8 of a band: exact.
+// A row's power, as stored, is kPower times that of its values.
+constexpr float kPower = 1 << 15;
+
+// The inverse powers of the values of a thread's two rows, g and g + 8 of a band: exact.
 __device__ inline float2 inverse_powers(uint32_t powers) {
   const float2 two = __half22float2(Pairs<__half>::of(powers));
-  return {1.0f / two.x, 1.0f / two.y};
+  return {kPower / two.x, kPower / two.y};
 }
 
 // Two blocks of a thread's two rows.
@@ -24,24 +30,26 @@ struct RoundedPair {
     if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, lane / 4);
   }
 
-  // powers: of rows g and g + 8.
+  // powers: of rows g and g + 8, as stored.
   template <class T>
   __device__ Fragments fragments(int block, uint32_t powers) const {
     using P = Pairs<__half>;
+    constexpr float kUnit = float(1 << 24) / kPower;      // 1 / the value of a level's last bit
+    constexpr int kZero = F::kBits == 8 ? 128 : F::kZero; // bytes are used as level + 128
     const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(block ? s.words.y : s.words.x), P::of(powers)); };
-    const __half2 d = of_rows(scales), rows_d[2] = {__low2half2(d), __high2half2(d)};
-    __half2 rows_m[2] = {};
-    if constexpr (F::kMinimum) {
-      const __half2 m = of_rows(minima);
-      rows_m[0] = __low2half2(m), rows_m[1] = __high2half2(m);
-    }
-    Fragments f = levels.template fragments<__half>(block);
+    const auto times = [](__half2 value, float power) { return __hmul2(value, __float2half2_rn(power)); };
+    const __half2 d = of_rows(scales);
+    const __half2 zero = F::kMinimum ? times(of_rows(minima), 1 / kPower) : times(d, -kZero / kPower);
+    const __half2 plain = times(d, kUnit), higher = times(d, kUnit / (F::kBits == 5 ? 32 : 16));
+    Fragments f = levels.template fragments<Subnormal>(block);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       uint32_t& pair = f.a[i / 4][i % 4];
-      const int row = i % 2; // Fragments::set
-      const __half2 value = F::kMinimum ? __hfma2(P::of(pair), rows_d[row], rows_m[row]) : __hmul2(P::of(pair), rows_d[row]);
-      if constexpr (sizeof(T) == 2 && Pairs<T>::kBase == P::kBase) {
+      const __half2 rows_d = PairLevels<F>::one(block, i) == 1 ? plain : higher;
+      const bool second = i % 2; // of the two rows: Fragments::set
+      const __half2 value =
+          __hfma2(P::of(pair), second ? __high2half2(rows_d) : __low2half2(rows_d), second ? __high2half2(zero) : __low2half2(zero));
+      if constexpr (std::is_same_v<T, __half>) {
         pair = P::bits(value);
       } else {
         const float2 two = __half22float2(value);

@@ -42,15 +42,19 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
     """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], a power of two from 2^-9 to 2^15.
 
-    The bound of a block is |d| * largest level + |m|. The power brings the row's largest finite bound into [2^13, 2^14), unless that needs more than
-    2^15. For rows of zeros it is 2^15."""
+    A kernel multiplies values by it / 2^15 before it rounds them to float16. The power is the largest, up to 2^15, by which neither 2^9 d nor m of
+    a block overflows float16. Blocks whose d or m is not finite do not count."""
     fields = layout.take_apart(q, description)
-    bound = fields.d.abs().float() * description.largest_level
+
+    def exponent(of: torch.Tensor, of_zeros: int) -> torch.Tensor:
+        """int32 [N]: the least n for which all finite values of a row are below 2^n."""
+        largest = of.abs().float().nan_to_num(0.0, 0.0).amax(1) if q.shape[1] else q.new_zeros(q.shape[0], dtype=torch.float32)
+        return torch.where(largest > 0, torch.frexp(largest).exponent, of_zeros)
+
+    exponents = (7 - exponent(fields.d, -8)).clamp(max=15)
     if fields.second is not None:
-        bound += fields.second.abs().float()
-    largest = bound.nan_to_num(0.0, 0.0).amax(1) if q.shape[1] else bound.new_zeros(q.shape[0])
-    exponents = torch.where(largest > 0, 14 - torch.frexp(largest).exponent, 15).clamp(max=15)
-    return torch.ldexp(torch.ones_like(largest), exponents).half()
+        exponents = torch.minimum(exponents, 16 - exponent(fields.second, 1))
+    return torch.ldexp(exponents.new_ones(q.shape[0], dtype=torch.float32), exponents).half()
 
 
 def _tiled_powers(values: torch.Tensor, rows: int) -> torch.Tensor:

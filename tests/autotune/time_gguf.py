@@ -19,18 +19,20 @@ import torch
 from time_sections import Calls, microseconds
 
 import scaled_mm as sm
+from scaled_mm.kernels.gpu import facts
 from scaled_mm.measure.environment import read_environment
 from scaled_mm.tables import KernelRow, load_table
 
-ROUNDING = [row for row in load_table("sm90").gguf.rows if row.family == "gguf_wgmma_cluster" or (row.family == "gguf_wgmma" and row.tile.m >= 32)]
-OF_FEW = [row for row in load_table("sm90").gguf.rows if row.tile.m in (16, 32) and row.name != "gguf_mma_32x32_x2"]
+TABLE, H200 = load_table("sm90").gguf, facts("NVIDIA H200", "sm90", 132)
+ROUNDING = [row for row in TABLE.rows if row.family == "gguf_wgmma_cluster" or (row.family == "gguf_wgmma" and row.tile.m >= 32)]
+OF_FEW = [row for row in TABLE.rows if row.tile.m in (16, 32) and row.name != "gguf_mma_32x32_x2"]
 FITTED, JUDGED = 51, 52  # seeds
 FORMATS = {FITTED: ("q4_0", "q8_0"), JUDGED: ("q4_0", "q5_1", "q8_0")}
 FEW_FORMATS = {FITTED: ("q4_0", "q5_1"), JUDGED: ("q4_0", "q5_1", "q8_0")}
 WEIGHTS, TOKENS = {FITTED: 30, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
 LAYERS = {FITTED: [(28672, 8192), (6144, 4096), (4096, 14336)], JUDGED: []}  # (N, K)
 ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 256, 12
-SMS = 132
+SMS, PREDICTED = 132, 1.15
 
 
 def between(dice: random.Random, least: int, most: int, step: int) -> int:
@@ -52,10 +54,14 @@ def few_tokens(seed: int) -> list[tuple[int, int, list[int]]]:
     return [(N, K, [*sorted(dice.sample(range(9, 17), 2)), dice.randint(17, 48)]) for N, K, _ in products(seed)]
 
 
-def worth_timing(row: KernelRow, M: int, N: int) -> bool:
-    """False for kernels that do not round a weight, if M is above 16; for tiles of more than 64 tokens of which less than half would be filled; for
-    tiles of fewer than 128 tokens, if M is more than five of them and the output has more than two of them for each SM; and for clusters, if it has
-    more than two tiles for each SM and M is above 16 (h200_gguf_random.json has such times from further runs)."""
+def worth_timing(row: KernelRow, M: int, N: int, K: int) -> bool:
+    """False for kernels that do not round a weight, if M is above 16. False, too, unless the table predicts a time within PREDICTED of the least: for
+    tiles of more than 64 tokens of which less than half would be filled; for tiles of fewer than 128 tokens, if M is more than five of them and the
+    output has more than two of them for each SM; and for clusters, if it has more than two tiles for each SM and M is above 16."""
+    if M > 16 and TABLE.has_predicted_time(row):
+        least = min(TABLE.predicted_us(one, M, N, K, H200) for one in TABLE.predicted_rows)
+        if TABLE.predicted_us(row, M, N, K, H200) <= PREDICTED * least:
+            return True
     tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
     if row.family == "gguf_wgmma_cluster" and M > 16 and tiles > 2 * SMS:
         return False
@@ -92,7 +98,7 @@ def of_weight(handle: sm.Handle, seed: int, N: int, K: int, tokens: list[int], f
         references = [lambda weight=weight: torch.mm(bf16, weight.t(), out=out) for weight in dense]  # noqa: B023
         case = dict(seed=seed, M=M, N=N, K=K, bf16=microseconds(repeated(references)))
         for fmt, weights in packed.items():
-            case[fmt] = {row.name: product(handle, weights, half, row.name) for row in rows if worth_timing(row, M, N)}
+            case[fmt] = {row.name: product(handle, weights, half, row.name) for row in rows if worth_timing(row, M, N, K)}
         found.append(case)
     return found
 

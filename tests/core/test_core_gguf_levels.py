@@ -10,7 +10,7 @@ import pytest
 import torch
 from test_core_block_scaled_emulated import cuda_include
 
-from scaled_mm.gguf import layout, tiles
+from scaled_mm.gguf import layout, reference, tiles
 from scaled_mm.gguf_formats import FORMATS, WEIGHT_FORMATS
 from scaled_mm.jit import toolchain
 from scaled_mm.jit.paths import csrc_dir, include_dir
@@ -98,14 +98,14 @@ def test_rounded_values_are_those_of_the_formula_rounded(emulated, fmt, number, 
         q[..., 2:4] = m.unsqueeze(-1).view(torch.uint8)
     else:
         m = torch.zeros_like(m)
-    power = tiles.powers(q, description).double()[:, None]
-    d, m = ((one.double() * power).half().double().repeat_interleave(32, 1) for one in (d, m))
-    wanted = (levels.double() * d + m).half()  # float64 is exact, so this rounds once
+    wanted = reference.rounded(q, fmt, dtype)
     tile = tiles.from_blocks(q, description)
     found = torch.full((64, 256), torch.nan)
     getattr(emulated, f"{fmt.upper()}_rounded_{number}")(ctypes.c_void_p(tile.data_ptr()), ctypes.c_void_p(found.data_ptr()))
-    assert wanted.isfinite().all() and (wanted.abs().amax(1) < 2**14).all()
-    assert torch.equal(found, (wanted.to(dtype).double() / power).float())
+    assert wanted.isfinite().all() and torch.equal(found, wanted.float())
+    exact = levels.double() * d.double().repeat_interleave(32, 1) + m.double().repeat_interleave(32, 1)
+    of_row = 2.0**-15 * d.double().abs().amax(1, keepdim=True) + 2.0**-25 * m.double().abs().amax(1, keepdim=True)
+    assert ((wanted - exact).abs() <= exact.abs() * (2.0**-11 if dtype is torch.float16 else 2.0**-8 + 2.0**-11) + of_row).all()
 
 
 @pytest.mark.parametrize("fmt", [name for name, description in WEIGHT_FORMATS.items() if description.second == "m"])

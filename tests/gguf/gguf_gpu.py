@@ -7,8 +7,7 @@ from gguf_data import planned_weight, seeded
 
 import scaled_mm as sm
 from scaled_mm.errors import ScaledMMError
-from scaled_mm.gguf import layout, reference, tiles
-from scaled_mm.gguf_formats import FORMATS
+from scaled_mm.gguf import reference
 from scaled_mm.tables import available_tables, load_table
 
 BOUND = 2e-6
@@ -83,17 +82,6 @@ def rows_here() -> list[tuple[str, str]]:
 
 def native_rows() -> list[str]:
     return [row.name for row in load_table(sm.Handle("cuda").arch).gguf.rows]
-
-
-def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
-    """float64 [N, K] on the CPU: the values of a weight as a kernel of mode w16a16 multiplies them by activations of this dtype."""
-    description, q = FORMATS[fmt], weight_q.cpu()
-    fields = layout.take_apart(q, description)
-    power = tiles.powers(q, description).double()[:, None]
-    scaled = [None if part is None else (part.double() * power).half().double().repeat_interleave(32, 1) for part in (fields.d, fields.second)]
-    value = (layout.unpack_levels(fields).flatten(1).double() - description.zero) * scaled[0]
-    value = (value if scaled[1] is None else value + scaled[1]).half()
-    return value.to(torch.bfloat16 if dtype is torch.bfloat16 else torch.float16).double() / power
 
 
 def rounded_rows(x: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ import itertools
 import pytest
 import torch
 from gguf_data import WEIGHTS, relative_error, seeded
-from gguf_gpu import BOUND, FLOATS, compute, operands, rounded, rounded_rows, rows_here
+from gguf_gpu import BOUND, FLOATS, compute, operands, rounded_rows, rows_here
 from operands.pairs import pairs
 
 import scaled_mm as sm
@@ -45,7 +45,9 @@ def rounds(arch: str, kernel: str) -> bool:
 
 def want(weight_q, fmt, x, rounding: bool) -> torch.Tensor:
     """float64 [N, M]."""
-    weight = rounded(weight_q, fmt, x.dtype) if rounding else sm.dequantize_block(weight_q.cpu(), fmt).double()
+    exact = sm.dequantize_block(weight_q.cpu(), fmt).double()
+    rounds_to = torch.bfloat16 if x.dtype is torch.bfloat16 else torch.float16
+    weight = reference.rounded(weight_q.cpu(), fmt, rounds_to) if rounding else exact
     return weight @ (rounded_rows(x) if x.dtype is torch.float32 else x.cpu().double()).t()
 
 

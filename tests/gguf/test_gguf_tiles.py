@@ -78,14 +78,12 @@ def five_words(quarters: tuple[list[int], ...], fmt: str, elements: list[int]) -
 def powers_of(rows: torch.Tensor, fmt: str) -> bytes:
     """The powers of 64 rows of blocks. Rows g and g + 8 of a band are neighbours."""
     minimum = LAYOUTS[fmt].minimum
-    largest_level = {"q4_0": 8, "q4_1": 15, "q5_0": 16, "q5_1": 31, "q8_0": 128}[fmt]
     powers = []
     for row in rows.clone():
         d = row[:, :2].clone().view(torch.float16).flatten().tolist()
         m = [0.0] * len(d) if minimum is None else row[:, minimum : minimum + 2].clone().view(torch.float16).flatten().tolist()
-        bounds = [abs(scale) * largest_level + abs(least) for scale, least in zip(d, m)]
-        largest = max((bound for bound in bounds if math.isfinite(bound)), default=0.0)
-        powers.append(2.0 ** min(15, 14 - math.frexp(largest)[1]) if largest else 2.0**15)
+        largest_d, largest_m = (max((abs(one) for one in of if math.isfinite(one)), default=0.0) for of in (d, m))
+        powers.append(2.0 ** min([15] + [most - math.frexp(one)[1] for most, one in ((7, largest_d), (16, largest_m)) if one]))
     order = [16 * w + 8 * h + g for w in range(4) for g in range(8) for h in range(2)]
     return bytes(torch.tensor([powers[row] for row in order]).half().view(torch.uint8).tolist())
 
