@@ -365,7 +365,7 @@ scaledMMStatus_t scaledMMRegisterTable(const scaledMMTable_t* table) try {
     if (bucket.row != SCALED_MM_FASTEST && (bucket.row < 0 || bucket.row >= copy->num_rows)) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket names row %d of %d", table->source, int(bucket.row), int(copy->num_rows));
     }
-    const int32_t mode = bucket.flags & ~(SCALED_MM_BUCKET_MINIMA | SCALED_MM_BUCKET_FLOAT16);
+    const int32_t mode = bucket.flags & ~SCALED_MM_BUCKET_MINIMA;
     if ((bucket.flags & ~rules.bucket_flags) != 0 || (mode & (mode - 1)) != 0) {
       return fail(SCALED_MM_STATUS_BAD_PARAM, "table %.200s: a bucket: expected flags %s, got %d", table->source, rules.flags_text,
                   int(bucket.flags));

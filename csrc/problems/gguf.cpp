@@ -50,7 +50,6 @@ public:
     const bool rounds = mode_ == SCALED_MM_GGUF_W16A16 && blocks_.packed; // unpacked weights stay exact
     int32_t serves = mode_ == SCALED_MM_GGUF_W4A8 ? SCALED_MM_BUCKET_W4A8 : rounds ? SCALED_MM_BUCKET_W16A16 : SCALED_MM_BUCKET_W4A16;
     if (blocks_.format == SCALED_MM_DTYPE_Q4_1 || blocks_.format == SCALED_MM_DTYPE_Q5_1) serves |= SCALED_MM_BUCKET_MINIMA;
-    if (blocks_.activation == SCALED_MM_DTYPE_FLOAT16 || blocks_.activation == SCALED_MM_DTYPE_FLOAT32) serves |= SCALED_MM_BUCKET_FLOAT16;
     return {info.M, info.N, info.K, serves};
   }
 
@@ -184,8 +183,7 @@ constexpr OperandSpec kOperands[] = {
     {"bias", offsetof(GemmLaunch, bias)},
 };
 
-constexpr int32_t kBucketFlags =
-    SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16 | SCALED_MM_BUCKET_MINIMA | SCALED_MM_BUCKET_FLOAT16;
+constexpr int32_t kBucketFlags = SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_W4A16 | SCALED_MM_BUCKET_W16A16 | SCALED_MM_BUCKET_MINIMA;
 
 } // namespace
 
@@ -196,7 +194,6 @@ const ProblemKind kGguf = {"GGUF GEMM",
                            false,
                            make_problem<Gguf>,
                            {SCALED_MM_TABLE_GGUF_GEMM, " of GGUF products", kBucketFlags,
-                            "of at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, and any of _MINIMA and _FLOAT16", "mode, format or dtype",
-                            true}};
+                            "of at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16, and _MINIMA or not", "mode or format", true}};
 
 } // namespace scaled_mm

@@ -172,9 +172,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     by_time = any(bucket.kernel == FASTEST for bucket in section.buckets)
     gpu = _gpu(section, args.sms) if by_time or args.sms is not None else None
     minima = WEIGHT_FORMATS[args.format].second == "m"
-    # In w4a8 of q8_1 activations, else of float16 ones.
-    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu, minima=minima, float16=name != "w4a8") for name in MODES}
-    with_bfloat16 = section.select(M, N, K, mode=mode, gpu=gpu, minima=minima)
+    by_mode = {name: section.select(M, N, K, mode=name, gpu=gpu, minima=minima) for name in MODES}
     selection = by_mode[mode]
     fastest = section.fastest(M, N, K, gpu=gpu)[:3] if M and N and section.buckets[selection.bucket_index].kernel == FASTEST else []
     row, limit = selection.row, shared_memory_of(section)
@@ -192,8 +190,7 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
             "gpu": section.gpu,
         }
         chosen = {"kernel": selection.row.name, "bucket": selection.bucket_index, "reason": selection.reason, "auto": mode}
-        plain = lambda one: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason}  # noqa: E731
-        modes, chosen["bfloat16"] = {name: plain(one) for name, one in by_mode.items()}, plain(with_bfloat16)
+        modes = {name: {"kernel": one.row.name, "bucket": one.bucket_index, "reason": one.reason} for name, one in by_mode.items()}
         estimate = {"stages": stages, "shared_memory_bytes": memory}
         predicted = [{"kernel": one.name, "us": us} for us, one in fastest]
         row_fields = {**row.model_dump(mode="json"), "estimate": estimate}
@@ -209,8 +206,6 @@ def _explain_block(args: argparse.Namespace, table: TileTable) -> int:
     if fastest:
         times = ", ".join(f"{one.name} {us:.4g} us" for us, one in fastest)
         print(f"  times   predicted, on {gpu.multiprocessors} multiprocessors: {times}")
-    if with_bfloat16.row != row:
-        print(f"  note    with bfloat16 activations {with_bfloat16.row.name}: {with_bfloat16.reason}")
     for name, what in _OTHER_MODES.items():
         if (other := by_mode[name]).row != row:
             print(f"  note    {what} {other.row.name}: {other.reason}")

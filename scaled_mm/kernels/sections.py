@@ -12,7 +12,7 @@ class Section:
     name: its key in a table. The first section is the top level of the table.
     kernel, products: one of its kernels and its products, in messages.
     heading: in `scaled-mm table show`; default: products.
-    has_modes: it has the list `auto`, and its buckets may be for one mode, for formats with minima, or for float16.
+    has_modes: it has the list `auto`, and its buckets may be for one mode, or for formats with minima.
     mean_m: M is the mean number of rows of the experts that have rows.
     same_bits: all kernel configs give the same bits, so that one may stand in for another that is being built.
     k_bounded: a 32-bit accumulator bounds K.

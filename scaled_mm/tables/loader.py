@@ -287,7 +287,7 @@ class _Loader:
                 buckets.append(bucket)
                 if bucket.constant_b and at:
                     self._problem((*path, "constant_b"), "products of this section take no prepared weight: leave it out")
-                for key in ("mode", "minima", "float16"):
+                for key in ("mode", "minima"):
                     if getattr(bucket, key) and not (at and SECTIONS[str(at[0])].has_modes):
                         self._problem((*path, key), "of GGUF products alone: leave it out")
         return buckets, [path for path, _, _ in flat]

@@ -61,7 +61,7 @@ _FROZEN = ConfigDict(frozen=True, extra="forbid")
 GgufMode = Literal["w4a8", "w4a16", "w16a16"]
 MODE_FLAGS = {mode: 2 << i for i, mode in enumerate(MODES)}
 """SCALED_MM_BUCKET_* of each mode."""
-_MINIMA_FLAG, _FLOAT16_FLAG = 16, 32  # SCALED_MM_BUCKET_MINIMA, _FLOAT16
+_MINIMA_FLAG = 16  # SCALED_MM_BUCKET_MINIMA
 
 
 class Bucket(BaseModel):
@@ -71,7 +71,6 @@ class Bucket(BaseModel):
     constant_b: only products whose b is a constant PreparedWeight, which some kernels load before the preceding kernel has ended.
     mode: only GGUF products of that mode; "auto" is replaced by the mode that it stands for.
     minima: only GGUF products whose format has minima, q4_1 and q5_1.
-    float16: only GGUF products with float16 activations, or float32 ones, which round to it.
     """
 
     model_config = _FROZEN
@@ -85,7 +84,6 @@ class Bucket(BaseModel):
     constant_b: StrictBool = False
     mode: GgufMode | None = None
     minima: StrictBool = False
-    float16: StrictBool = False
     kernel: StrictStr
 
     @property
@@ -96,13 +94,10 @@ class Bucket(BaseModel):
     @property
     def flags(self) -> int:
         """SCALED_MM_BUCKET_* of the C interface."""
-        of_mode = MODE_FLAGS[self.mode] if self.mode else 0
-        return int(self.constant_b) | of_mode | _MINIMA_FLAG * self.minima | _FLOAT16_FLAG * self.float16
+        return int(self.constant_b) | (MODE_FLAGS[self.mode] if self.mode else 0) | _MINIMA_FLAG * self.minima
 
-    def covers(self, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None, minima: bool = False, float16: bool = False) -> bool:
+    def covers(self, M: int, N: int, K: int, constant_b: bool = False, mode: str | None = None, minima: bool = False) -> bool:
         if (self.constant_b and not constant_b) or (self.mode and self.mode != mode) or (self.minima and not minima):
-            return False
-        if self.float16 and not float16:
             return False
         sizes = ((M, self.m_min, self.m), (N, self.n_min, self.n), (K, self.k_min, self.k))
         return all(least <= size and (most is None or size <= most) for size, least, most in sizes)
@@ -258,17 +253,15 @@ class TileTable(BaseModel):
         gpu: GpuFacts | None = None,
         count: int = 1,
         minima: bool = False,
-        float16: bool = False,
     ) -> Selection:
         """The kernel config for an aligned product of this size, and the reason.
 
         M, N, K: elements, >= 0 (BadParamError otherwise). K = 0 takes the fallback, except in the section gguf.
         constant_b: whether b is a constant PreparedWeight. mode: of a GGUF product, never "auto"; None: no bucket of a mode is used.
-        gpu, count: see `fastest`; used by buckets with `kernel: fastest` only. minima, float16: whether a GGUF
-        product's format has minima, and whether its activations are float16 or float32.
+        gpu, count: see `fastest`; used by buckets with `kernel: fastest` only. minima: whether the format of a GGUF product has minima.
         The alignment of a call's operands is checked by the C core (csrc/core/problem.cpp); see also `select.contiguous_misfits`.
         """
-        return select_bucket(self, M, N, K, constant_b, mode, gpu, count, minima, float16)
+        return select_bucket(self, M, N, K, constant_b, mode, gpu, count, minima)
 
 
 @functools.lru_cache(maxsize=4096)

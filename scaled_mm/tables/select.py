@@ -36,7 +36,7 @@ class Selection:
 
 
 def describe_bucket(bucket: Bucket) -> str:
-    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8`, `, formats with minima` or `, float16 or float32`."""
+    """`M <= 16, 4096 <= N <= 8448, any K`, and `, constant b`, `, mode w4a8` or `, formats with minima`."""
     bounds = (("M", bucket.m_min, bucket.m), ("N", bucket.n_min, bucket.n), ("K", bucket.k_min, bucket.k))
     return ", ".join([*(_describe_bound(*bound) for bound in bounds), *describe_conditions(bucket)])
 
@@ -47,7 +47,6 @@ def describe_conditions(bucket: Bucket) -> list[str]:
         "constant b": bucket.constant_b,
         f"mode {bucket.mode}": bucket.mode is not None,
         "formats with minima": bucket.minima,
-        "float16 or float32": bucket.float16,
     }
     return [condition for condition, required in said.items() if required]
 
@@ -70,7 +69,6 @@ def select_bucket(
     gpu: GpuFacts | None = None,
     count: int = 1,
     minima: bool = False,
-    float16: bool = False,
 ) -> Selection:
     """See `TileTable.select`."""
     for axis, size in (("M", M), ("N", N), ("K", K)):
@@ -81,7 +79,7 @@ def select_bucket(
     if K == 0 and not table.auto:  # GGUF kernels take K = 0
         return Selection(table.row(table.fallback), -1, "K = 0: the fallback row, there is nothing to multiply")
     for index, bucket in enumerate(table.buckets):
-        if bucket.covers(M, N, K, constant_b, mode, minima, float16):
+        if bucket.covers(M, N, K, constant_b, mode, minima):
             reason = f"bucket {index} ({describe_bucket(bucket)}) of {table.source}"
             if bucket.kernel != FASTEST:
                 return Selection(table.row(bucket.kernel), index, reason)

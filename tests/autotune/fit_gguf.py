@@ -8,7 +8,6 @@ test_autotune_fit.py checks those over all tokens.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 from time_gguf import FEW_FORMATS, FITTED, FORMATS, JUDGED, ROUNDING
@@ -26,8 +25,8 @@ H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90").gguf
 FEW, *RANGES = ((9, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; FEW: only weights of formats with minima round
 Measured = dict[Product, dict[str, float]]
-#: With q8_0 an SM has room for one of its thread blocks instead of two: its times are fitted to the geometric mean of q4_0 and q8_0.
-ONE_BLOCK_WITH_Q8_0 = "gguf_wgmma_cluster_128x64_k4_x2"
+#: Chosen by a bucket, not by its time: the formula does not know that only formats of 4 bits leave room for two of its thread blocks on an SM.
+OF_A_BUCKET = "gguf_wgmma_cluster_128x64_k4_x2"
 
 
 def cases(judged: bool) -> list[dict]:
@@ -47,15 +46,8 @@ def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
 
 
 def fitted() -> Measured:
-    """What the table's times are fitted to: q4_0, but for one kernel config."""
-    found, other = read("q4_0"), read("q8_0")
-    for product, us in found.items():
-        if ONE_BLOCK_WITH_Q8_0 in us:
-            if ONE_BLOCK_WITH_Q8_0 in other.get(product, {}):
-                us[ONE_BLOCK_WITH_Q8_0] = math.sqrt(us[ONE_BLOCK_WITH_Q8_0] * other[product][ONE_BLOCK_WITH_Q8_0])
-            else:
-                del us[ONE_BLOCK_WITH_Q8_0]
-    return found
+    """What the table's times are fitted to: q4_0."""
+    return {product: {name: us for name, us in times.items() if name != OF_A_BUCKET} for product, times in read("q4_0").items()}
 
 
 def within(measured: Measured, tokens: tuple[int, int]) -> Measured:
@@ -69,7 +61,7 @@ def with_times(measured: Measured) -> TileTable:
 def chosen(table: TileTable, fmt: str, case: dict) -> str:
     """The kernel config of the table's buckets in mode w16a16."""
     minima = WEIGHT_FORMATS[fmt].second == "m"
-    return table.select(case["M"], case["N"], case["K"], mode="w16a16", gpu=H200, minima=minima, float16=True).row.name
+    return table.select(case["M"], case["N"], case["K"], mode="w16a16", gpu=H200, minima=minima).row.name
 
 
 def over_bf16(table: TileTable, fmt: str, tokens: tuple[int, int]) -> list[float]:

@@ -4,8 +4,8 @@ Kernel configs with rounded weights (mode w16a16, float16 activations and output
 three weights of LLM layers, which are larger (q8_0 beside it is only judged); seed 52, with one format more, is held out. `torch.mm` in bfloat16
 beside them. few: products of 9 to 48 tokens alone, with q5_1 instead of q8_0 in seed 51; kernel configs with tiles of 16 and 32 tokens, among them
 those of mma.sync, whose weights do not round. KERNEL: names of the only kernel configs to time. Graph replays; weights rotate, so that they come from
-memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 300 s, with few 40 s. Its output is
-tests/tables/data/h200_gguf_random.json (q8_0 of seed 51, and tiles of 16 tokens, are of further runs), with few h200_gguf_few.json.
+memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 280 s, with few 30 s. Its output is
+tests/tables/data/h200_gguf_random.json, with few h200_gguf_few.json.
 """
 
 from __future__ import annotations

@@ -136,8 +136,7 @@ def products(kernels: str, count: str) -> dict:
         descriptor = core.plan(product.descs(), product.mode, forced)
         choice, settled = core.choice(descriptor), product.settled_mode()
         served = "w4a16" if settled == "w16a16" and not product.packed else settled  # unpacked weights stay exact
-        minima, float16 = FORMATS[product.fmt].second == "m", product.activation.dtype in (torch.float16, torch.float32)
-        selection = TABLE.select(m, n, k, mode=served, minima=minima, float16=float16)
+        selection = TABLE.select(m, n, k, mode=served, minima=FORMATS[product.fmt].second == "m")
         if forced is None:
             assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), f"{seed}: {choice.row}, not {selection}"
             assert choice.reason.decode().startswith(f"GGUF {settled} bucket {choice.bucket} of "), choice.reason
@@ -160,7 +159,7 @@ def products(kernels: str, count: str) -> dict:
 
 
 def buckets(kernels: str) -> dict:
-    """The row that the library's table chooses for 8 tokens, by activation and mode, for 6 by format, and for 5 by dtype."""
+    """The row that the library's table chooses for 8 tokens, by activation and mode, and for 6 by format."""
     core, answer = BlockCore(kernels), {}
     for kind in ("q8_1", *FLOATS):
         for mode in modes_of(kind):
@@ -169,10 +168,6 @@ def buckets(kernels: str) -> dict:
     for fmt in WEIGHT_FORMATS:
         descs = [TensorDesc((64, 6), torch.float32), TensorDesc((64, 256), fmt), TensorDesc((6, 256), torch.float16), None]
         answer[f"6 {fmt}"] = core.choice(core.plan(descs, "w4a16")).row.decode()
-    for kind in ("q8_1", *FLOATS):
-        for mode in modes_of(kind):
-            descs = [TensorDesc((64, 5), torch.float32), TensorDesc((64, 256), "q4_0"), TensorDesc((5, 256), kind), None]
-            answer[f"5 {str(kind).removeprefix('torch.')} {mode}"] = core.choice(core.plan(descs, mode)).row.decode()
     return answer
 
 
@@ -189,8 +184,7 @@ def fastest(kernels: str, path: str) -> dict:
         fmt, dtype = dice.choice(list(WEIGHT_FORMATS)), dice.choice([kind for kind in FLOATS if mode in modes_of(kind)])
         descs = [TensorDesc((n, m), torch.float16), TensorDesc((n, k), fmt, packed=True), TensorDesc((m, k), dtype), None]
         descriptor = core.plan(descs, mode)
-        conditions = dict(minima=FORMATS[fmt].second == "m", float16=dtype is not torch.bfloat16)
-        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode, gpu=gpu, **conditions)
+        choice, selection = core.choice(descriptor), table.select(m, n, k, mode=mode, gpu=gpu, minima=FORMATS[fmt].second == "m")
         assert (choice.row.decode(), choice.bucket) == (selection.row.name, selection.bucket_index), (m, n, k, mode, choice.reason, selection)
         buckets.add(choice.bucket)
         if table.buckets[choice.bucket].kernel == FASTEST:

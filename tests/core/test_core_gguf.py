@@ -34,11 +34,11 @@ def test_a_kernel_may_read_a_weight_early_only_where_the_caller_says_that_it_is_
     assert ask("told", fake_gpu.kernels) == {"True": [True, True], "False": [False, True]}
 
 
-def test_a_bucket_of_a_mode_of_formats_with_minima_or_of_float16_serves_nothing_else(ask, tmp_path):
+def test_a_bucket_of_a_mode_or_of_formats_with_minima_serves_nothing_else(ask, tmp_path):
     whole = load_table("sm90")
     generic = whole.row(whole.fallback)
     rows = whole.gguf.rows[:2]
-    few = (dict(m=5, float16=True), dict(m=8, m_min=6, mode="w4a8"), dict(m=6, minima=True))
+    few = (dict(m=8, mode="w4a8"), dict(m=6, minima=True))
     chosen = (*(Bucket(**one, kernel=rows[0].name) for one in few), Bucket(kernel=rows[1].name))
     modes = (ModeRule(m=7, mode="w4a8"), ModeRule(mode="w4a16"))
     block = whole.gguf.model_copy(update={"rows": rows, "buckets": chosen, "fallback": rows[1].name, "auto": modes})
@@ -46,10 +46,9 @@ def test_a_bucket_of_a_mode_of_formats_with_minima_or_of_float16_serves_nothing_
     table = whole.model_copy(update={"rows": (generic,), "buckets": (last,), "grouped": None, "block_scaled": None, "gguf": block})
     answer = ask("buckets", host_library(tmp_path / "library", table))
     for case, row in answer.items():
-        few_of_float16 = case.startswith(("5 float16", "5 float32"))
-        served = few_of_float16 if case.startswith("5 ") else "q8_1" in case or "w4a8" in case or case in ("6 q4_1", "6 q5_1")
+        served = "q8_1" in case or "w4a8" in case or case in ("6 q4_1", "6 q5_1")
         assert row == rows[not served].name, (case, row)
-    assert len(answer) == 2 * 13 + len(WEIGHT_FORMATS)
+    assert len(answer) == 13 + len(WEIGHT_FORMATS)
 
 
 def test_the_fastest_kernel_config_is_the_same_in_c_and_in_python(ask, tmp_path):
@@ -80,7 +79,7 @@ def test_the_fastest_kernel_config_of_sm90_s_table_follows_the_number_of_sms_in_
         found.append(json.loads(done.stdout))
     section = load_table("sm90").gguf
     assert set(found[0]["rows"]) == set(section.times) and found[0]["rows"] != found[1]["rows"], found
-    of_conditions = [index for index, bucket in enumerate(section.buckets) if bucket.minima or bucket.float16]
+    of_conditions = [index for index, bucket in enumerate(section.buckets) if bucket.minima]
     assert of_conditions and set(of_conditions) <= set(found[0]["buckets"]), found
 
 

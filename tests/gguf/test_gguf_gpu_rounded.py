@@ -73,7 +73,7 @@ def test_weights_of_formats_with_minima_round_from_9_tokens_on_and_others_from_1
     for (n, k), dtype in itertools.product(((200, 512), (200, 2080), (3800, 2080)), FLOATS):  # the table's buckets differ in N and K
         weight_q, x = operands(fmt, n, tokens, k)
         packed, bound = sm.pack_block_weight(weight_q, fmt), max(BOUND, 2e-9 * k)
-        rounding = tokens >= (9 if fmt in ("q4_1", "q5_1") and dtype is not torch.bfloat16 else 17)
+        rounding = tokens >= (9 if fmt in ("q4_1", "q5_1") else 17)
         y = sm.block_linear(x.to(dtype), packed, out_dtype=torch.float32, mode="w16a16")
         assert relative_error(y.t().cpu(), want(weight_q, fmt, x.to(dtype), rounding)) <= bound, (n, k, dtype)
         if dtype is not torch.float32:

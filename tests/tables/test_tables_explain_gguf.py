@@ -35,16 +35,13 @@ def test_it_names_the_row_of_the_table_what_it_costs_and_what_auto_is(explain, a
     for tokens in (1, 16, 64, 4096):
         auto = next(rule.mode for rule in table.gguf.auto if rule.m is None or tokens <= rule.m)
         minima = fmt in ("q4_1", "q5_1")
-        selection = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima, float16=True)
+        selection = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima)
         stages = family_of(selection.row).stages(selection.row, fmt, shared_memory_of(table))
         status, out = explain(tokens, 4096, 14336, "--arch", arch, "--format", fmt)
         assert status == 0 and f"a {fmt} weight, K=14336: {selection.row.name}\n" in out and selection.reason in out
         assert (f"{stages} stages of the weight" if stages > 1 else "no stages") in out and f"auto is {auto}" in out
         of_q8_1 = table.gguf.select(tokens, 4096, 14336, mode="w4a8", minima=minima).row.name
         assert (f"with q8_1 activations {of_q8_1}" in out) is (of_q8_1 != selection.row.name)
-        of_bfloat16 = table.gguf.select(tokens, 4096, 14336, mode=auto, minima=minima).row.name
-        assert (f"with bfloat16 activations {of_bfloat16}" in out) is (of_bfloat16 != selection.row.name)
-        assert (of_bfloat16 != selection.row.name) is (minima and (arch, tokens) == ("sm90", 16))
         tokens_of_a_tile, rows_of_a_tile, _ = selection.row.tile
         assert f"a tile is {tokens_of_a_tile} tokens x {rows_of_a_tile} rows" in out
         assert ("a tile has 128 tokens" in out) is (tokens_of_a_tile > 128)
@@ -71,10 +68,9 @@ def test_json_has_the_choice_and_the_row_of_the_format(explain):
     assert status == 0 and (answer["kernel"], answer["bucket"], answer["reason"]) == (selection.row.name, selection.bucket_index, selection.reason)
     memory = family_of(selection.row).shared_memory(selection.row, "q8_0", shared_memory_of(table))
     assert answer["row"]["estimate"]["shared_memory_bytes"] == memory and answer["auto"] == "w16a16" and answer["format"] == "q8_0"
-    assert answer["bfloat16"] == {key: answer[key] for key in ("kernel", "bucket", "reason")}
-    answer = json.loads(explain(12, 4096, 4096, "--format", "q5_1", "--json")[1])
-    exact, rounding = (table.gguf.select(12, 4096, 4096, mode="w16a16", minima=True, float16=float16) for float16 in (False, True))
-    assert (answer["kernel"], answer["bfloat16"]["kernel"]) == (rounding.row.name, exact.row.name) and rounding.row != exact.row
+    exact, rounding = (json.loads(explain(12, 4096, 4096, "--format", fmt, "--json")[1])["kernel"] for fmt in ("q4_0", "q5_1"))
+    of_minima = table.gguf.select(12, 4096, 4096, mode="w16a16", minima=True)
+    assert rounding == of_minima.row.name != exact == table.gguf.select(12, 4096, 4096, mode="w16a16").row.name
     assert set(answer["modes"]) == {"w4a8", "w4a16", "w16a16"}
 
 

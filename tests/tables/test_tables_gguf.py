@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import json
 
 import pytest
@@ -36,7 +35,7 @@ def test_the_tokens_choose_the_row(arch):
     section = load_table(arch).gguf
     for index, bucket in enumerate(section.buckets):
         sizes = [(m, bucket.n or 10**6, k) for m in (bucket.m or 10**6, bucket.m_min) for k in (4096, 256)]
-        found = [section.select(*size, mode=bucket.mode, minima=bucket.minima, float16=bucket.float16) for size in sizes]
+        found = [section.select(*size, mode=bucket.mode, minima=bucket.minima) for size in sizes]
         chosen = next(selection for selection in found if selection.bucket_index == index)  # every bucket is reached
         assert chosen.row.name in section.times if bucket.kernel == FASTEST else chosen.row.name == bucket.kernel
     assert section.select(1, 4096, 0).row.name == section.select(1, 4096, 32).row.name  # K of 0 is a product as any other
@@ -163,7 +162,7 @@ def test_the_section_is_checked_like_the_table(tmp_path):
         path, found = problems(tmp_path, "sm80", lambda document, edit=edit: edit(document["gguf"]))
         assert any(problem.field == expected[0] and expected[1] in problem.reason for problem in found), (expected, found)
         assert all(problem.line for problem in found) and all(problem.file == str(path) for problem in found)
-    for key, value in (("mode", "w4a8"), ("minima", True), ("float16", True)):
+    for key, value in (("mode", "w4a8"), ("minima", True)):
         _, found = problems(tmp_path, "sm80", lambda document, entry={key: value}: document["buckets"][-1].update(entry))
         assert any(p.field.endswith(f".{key}") and p.reason == "of GGUF products alone: leave it out" for p in found), found
 
@@ -195,20 +194,6 @@ def test_a_bucket_of_formats_with_minima_serves_those_alone(tmp_path):
     assert section.select(4, 4096, 4096, mode="w4a8").row.name == section.select(8, 4096, 4096, mode="w4a16").row.name == "gguf_mma_16x8_x2"
     reason = section.select(4, 4096, 4096, mode="w4a8", minima=True).reason
     assert reason.startswith("bucket 0 (M <= 4, any N, any K, mode w4a8, formats with minima) of ")
-
-
-def test_a_bucket_of_float16_serves_only_products_of_such_activations(tmp_path):
-    def edit(document):
-        document["gguf"]["buckets"].insert(0, {"m": 8, "minima": True, "float16": True, "kernel": "gguf_mma_32x32_x2"})
-
-    path, found = problems(tmp_path, "sm80", edit)
-    assert found == []
-    section = load_table(path).gguf
-    assert section.buckets[0].flags == 48
-    for minima, float16 in itertools.product((False, True), repeat=2):
-        chosen = section.select(8, 4096, 4096, mode="w4a16", minima=minima, float16=float16)
-        assert chosen.row.name == ("gguf_mma_32x32_x2" if minima and float16 else "gguf_mma_16x8_x2")
-    assert "any K, formats with minima, float16 or float32) of " in section.select(8, 4096, 4096, minima=True, float16=True).reason
 
 
 SHARED = {"start": 1.5, "step": 2.8, "tile": 3.0, "sharing": 6.0, "two_tiles": 12.0}

@@ -191,8 +191,6 @@ typedef enum SCALED_MM_ENUM_BASE {
 #define SCALED_MM_BUCKET_W16A16 8
 /* Flag of a bucket of a SCALED_MM_TABLE_GGUF_GEMM, with one of these or alone: it serves only formats with minima (Q4_1, Q5_1). */
 #define SCALED_MM_BUCKET_MINIMA 16
-/* Such a flag: it serves only float16 activations, and float32, which round to float16. */
-#define SCALED_MM_BUCKET_FLOAT16 32
 
 /* Instead of a row, in a bucket: the row with the least predicted time of those that have a time model and can take the product, the fallback not
  * counted. In a SCALED_MM_TABLE_GGUF_GEMM, whose rows do not have the same bits, all time models must have most_parts > 0: the choice then is the
@@ -204,7 +202,7 @@ typedef struct {
   int64_t m_max, n_max, k_max;
   int32_t row; /* index into rows, or SCALED_MM_FASTEST */
   /* SCALED_MM_TABLE_GEMM: 0 or SCALED_MM_BUCKET_CONSTANT_B. SCALED_MM_TABLE_GGUF_GEMM: at most one of SCALED_MM_BUCKET_W4A8, _W4A16 and _W16A16,
-   * and any of SCALED_MM_BUCKET_MINIMA and _FLOAT16. Others: 0. */
+   * and SCALED_MM_BUCKET_MINIMA or not. Others: 0. */
   int32_t flags;
   int64_t m_min, n_min, k_min;
 } scaledMMTableBucket_t;

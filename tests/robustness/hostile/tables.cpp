@@ -54,11 +54,11 @@ void tables() {
   for (double us : {-1.0, double(NAN), double(INFINITY)}) EXPECT_TABLE(t.rows[1].time = model; t.rows[1].time.step_us = us, BAD_PARAM);
   EXPECT_TABLE(t.table.fallback_row = 1, BAD_PARAM);
   for (int32_t kind : {INT_MIN, -1, int(kKinds), INT_MAX}) EXPECT_TABLE(t.table.kind = kind, BAD_PARAM);
-  for (int32_t flags : {INT_MIN, -1, 64, INT_MAX}) {
+  for (int32_t flags : {INT_MIN, -1, 32, INT_MAX}) {
     EXPECT_TABLE(t.buckets[0].flags = flags, BAD_PARAM);
     EXPECT_TABLE(t.of_gguf(); t.buckets[0].flags = flags, BAD_PARAM);
   }
-  for (int32_t flags : {SCALED_MM_BUCKET_MINIMA, SCALED_MM_BUCKET_FLOAT16, SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_MINIMA}) {
+  for (int32_t flags : {SCALED_MM_BUCKET_MINIMA, SCALED_MM_BUCKET_W4A8 | SCALED_MM_BUCKET_MINIMA}) {
     EXPECT_TABLE(t.buckets[0].flags = flags, BAD_PARAM);
     EXPECT_TABLE(t.of_gguf(); t.buckets[0].flags = flags, SUCCESS);
     EXPECT_TABLE(t.of_gguf(); t.buckets[1].flags = flags, BAD_PARAM);
