@@ -7,7 +7,7 @@
 
 #include "scaled_mm/scaled_mm.h"
 
-#define SCALED_MM_KERNEL_ABI_VERSION 20
+#define SCALED_MM_KERNEL_ABI_VERSION 21
 
 namespace scaled_mm {
 

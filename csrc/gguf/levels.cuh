@@ -1,4 +1,4 @@
-// Unpacks the levels of a tile into 16-bit floats, two per register: q - zero, exact.
+// Unpacks the levels of a tile into 16-bit floats, two per register: q - zero, exact; or leaves them at their place (Subnormal).
 #pragma once
 
 #include "gguf/formats.cuh"
@@ -51,7 +51,8 @@ struct Pairs<__nv_bfloat16> {
   }
 };
 
-// Levels where they are in a word, as float16 numbers that are subnormal: 2^-24 * one * level, one: PairLevels::one. No arithmetic, and no zero point.
+// Levels left at their place in a word. As float16 these bits are subnormal numbers, 2^-24 * one * level (PairLevels::one). The zero point is not
+// subtracted; bytes are level + 128.
 struct Subnormal {};
 
 template <>
@@ -157,11 +158,11 @@ struct PairLevels {
   uint4 vectors[kVectors];
   uint32_t fifth; // levels of 5 bits: the last of the five words
 
-  // Of word i of a block's fragments (Fragments::set), the power of two by which Subnormal levels are multiplied, by their place in a word.
+  // The factor (1, 16 or 32) that its place in a word gives to a Subnormal level, for register i of a block (Fragments::set).
   __device__ static constexpr int one(int block, int i) {
     const int j = i / 4 * 2 + i % 4 / 2, n = 8 * block + 4 * (i % 2) + j;
     if (F::kBits == 4) return j % 2 ? 16 : 1;
-    return F::kBits == 5 && n != 15 && n % 3 == 1 ? 32 : 1;
+    return F::kBits == 5 && n % 3 == 1 ? 32 : 1;
   }
 
   // band: aligned to 16 bytes.

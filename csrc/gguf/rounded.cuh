@@ -1,6 +1,7 @@
 // Values of a packed weight as the tensor cores multiply them if they may be rounded to 16 bits: level * d + m, rounded once to float16, for
-// bfloat16 activations again to bfloat16. Levels are used where they are in a word, as subnormal float16 numbers (levels.cuh): one AND extracts two,
-// and one multiply-add multiplies them by 2^24 d and adds what level 0 stands for. Each row has a power of two (formats.cuh): 2^24 d must not overflow.
+// bfloat16 activations again to bfloat16. Levels are left at their place in a word, as subnormal float16 numbers (levels.cuh): one multiply-add
+// multiplies two of them by 2^(24 + e) d and adds 2^e times what level 0 stands for, m or -zero * d. Each row has an e, by which none of these
+// overflows (formats.cuh).
 #pragma once
 
 #include <type_traits>
@@ -9,10 +10,10 @@
 
 namespace scaled_mm::gguf {
 
-// A row's power, as stored, is kPower times that of its values.
-constexpr float kPower = 1 << 15;
+// The stored power of a row is kPower * 2^e.
+constexpr float kPower = 1 << 9;
 
-// The inverse powers of the values of a thread's two rows, g and g + 8 of a band: exact.
+// 2^-e of a thread's two rows, g and g + 8 of a band: exact.
 __device__ inline float2 inverse_powers(uint32_t powers) {
   const float2 two = __half22float2(Pairs<__half>::of(powers));
   return {kPower / two.x, kPower / two.y};
@@ -34,7 +35,7 @@ struct RoundedPair {
   template <class T>
   __device__ Fragments fragments(int block, uint32_t powers) const {
     using P = Pairs<__half>;
-    constexpr float kUnit = float(1 << 24) / kPower;      // 1 / the value of a level's last bit
+    constexpr float kUnit = float(1 << 24) / kPower;      // what d lacks of 2^24 after its multiplication by the stored power
     constexpr int kZero = F::kBits == 8 ? 128 : F::kZero; // bytes are used as level + 128
     const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(block ? s.words.y : s.words.x), P::of(powers)); };
     const auto times = [](__half2 value, float power) { return __hmul2(value, __float2half2_rn(power)); };

@@ -72,19 +72,19 @@ def dequantize(q: torch.Tensor, fmt: str) -> torch.Tensor:
 
 @torch.no_grad()
 def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tensor:
-    """float64 [N, K]: the values of a weight, uint8 [N, K/32, bytes of a block], by which a kernel of mode w16a16 multiplies activations of dtype,
-    float16 or bfloat16. The formula is in docs/design/gguf-formats.md."""
+    """float64 [N, K]: a weight, uint8 [N, K/32, bytes of a block], as mode w16a16 rounds it for activations of dtype, float16 or bfloat16. The
+    formula is in docs/design/gguf-formats.md."""
     layout = _LAYOUTS[fmt]
     stored, d, m = fields(weight_q, fmt)
     zero = 128 if layout.bits == 8 else layout.zero
     levels = stored + 128 if layout.bits == 8 else stored
-    exponent = (-8 - _exponent(d, -8)).clamp(max=0)
+    exponent = (-8 - _exponent(d, -14)).clamp(max=6)
     if m is not None:
-        exponent = torch.minimum(exponent, 1 - _exponent(m, 1))
+        exponent = torch.minimum(exponent, 7 - _exponent(m, 1))
     row = 2.0 ** exponent.double()[:, None]
-    d = _float16(d * row * 2.0**15)
-    of_zero = _float16(d * -zero * 2.0**-15 if m is None else m * row)
-    value = _float16(levels * (d * 2.0**-15).unsqueeze(-1) + of_zero.unsqueeze(-1)).flatten(-2)  # float64 is exact, so this rounds once
+    d = _float16(d * row * 2.0**9)
+    of_zero = _float16(d * -zero * 2.0**-9 if m is None else m * row)
+    value = _float16(levels * (d * 2.0**-9).unsqueeze(-1) + of_zero.unsqueeze(-1)).flatten(-2)  # float64 is exact, so this rounds once
     return value.to(dtype).double() / row
 
 
@@ -93,7 +93,7 @@ def _float16(exact: torch.Tensor) -> torch.Tensor:
 
 
 def _exponent(of: torch.Tensor, of_zeros: int) -> torch.Tensor:
-    """int32 [N]: the least n for which the finite values of a row of [N, K/32] are below 2^n."""
+    """int32 [N]: the least n for which the finite values of a row of [N, K/32] are below 2^n. of_zeros: the n of a row that has none but zeros."""
     largest = of.abs().nan_to_num(0.0, 0.0).amax(1) if of.shape[1] else of.new_zeros(of.shape[0])
     return torch.where(largest > 0, torch.frexp(largest).exponent, of_zeros)
 

@@ -40,21 +40,21 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 
 
 def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
-    """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], a power of two from 2^-9 to 2^15.
+    """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], the power p = 2^(e+9) that is stored with it, from 2^-15 to 2^15.
 
-    A kernel multiplies values by it / 2^15 before it rounds them to float16. The power is the largest, up to 2^15, by which neither 2^9 d nor m of
-    a block overflows float16. Blocks whose d or m is not finite do not count."""
+    Kernels multiply values by 2^e before they round them to float16. p is the largest, up to 2^15, for which 2^15 p d and p m of all blocks stay
+    finite in float16. Scales and minima that are not finite do not count."""
     fields = layout.take_apart(q, description)
-
-    def exponent(of: torch.Tensor, of_zeros: int) -> torch.Tensor:
-        """int32 [N]: the least n for which all finite values of a row are below 2^n."""
-        largest = of.abs().float().nan_to_num(0.0, 0.0).amax(1) if q.shape[1] else q.new_zeros(q.shape[0], dtype=torch.float32)
-        return torch.where(largest > 0, torch.frexp(largest).exponent, of_zeros)
-
-    exponents = (7 - exponent(fields.d, -8)).clamp(max=15)
+    exponents = (1 - _exponents(fields.d, -14)).clamp(max=15)
     if fields.second is not None:
-        exponents = torch.minimum(exponents, 16 - exponent(fields.second, 1))
+        exponents = torch.minimum(exponents, 16 - _exponents(fields.second, 1))
     return torch.ldexp(exponents.new_ones(q.shape[0], dtype=torch.float32), exponents).half()
+
+
+def _exponents(of: torch.Tensor, of_zeros: int) -> torch.Tensor:
+    """int32 [N]: the least n for which the finite values of a row of [N, K/32] are below 2^n. of_zeros: the n of a row that has none but zeros."""
+    largest = of.abs().float().nan_to_num(0.0, 0.0).amax(1) if of.shape[1] else of.new_zeros(of.shape[0], dtype=torch.float32)
+    return torch.where(largest > 0, torch.frexp(largest).exponent, of_zeros)
 
 
 def _tiled_powers(values: torch.Tensor, rows: int) -> torch.Tensor:

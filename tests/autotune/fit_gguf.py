@@ -8,6 +8,7 @@ test_autotune_fit.py checks those over all tokens.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from time_gguf import FEW_FORMATS, FITTED, FORMATS, JUDGED, ROUNDING
@@ -20,20 +21,21 @@ from scaled_mm.measure.stats import geometric_mean
 from scaled_mm.tables import TileTable, load_table
 
 DATA = Path(__file__).parents[1] / "tables" / "data"
-FILES = ("h200_gguf_random.json", "h200_gguf_few.json")  # time_gguf.py says what they have
+FITTED_FILES, JUDGED_FILE = ("h200_gguf_random.json", "h200_gguf_few.json"), "h200_gguf_held_out.json"  # time_gguf.py says what they have
 H200 = facts("NVIDIA H200", "sm90", 132)
 TABLE = load_table("sm90").gguf
 FEW, *RANGES = ((9, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; FEW: only weights of formats with minima round
 Measured = dict[Product, dict[str, float]]
-#: Chosen by a bucket, not by its time: the formula does not know that only formats of 4 bits leave room for two of its thread blocks on an SM.
-OF_A_BUCKET = "gguf_wgmma_cluster_128x64_k4_x2"
+#: With q8_0 an SM has room for one of its thread blocks instead of two: its times are fitted to the geometric mean of q4_0 and q8_0.
+ONE_BLOCK_WITH_Q8_0 = "gguf_wgmma_cluster_128x64_k4_x2"
 
 
 def cases(judged: bool) -> list[dict]:
     """judged: the random products that no times are fitted to, instead of all others."""
-    many, few = (json.loads((DATA / file).read_text())["cases"] for file in FILES)
-    few = [case for case in few if case["M"] <= FEW[1]]  # the others were timed with tiles of 16 and 32 tokens alone
-    return [case for case in few + many if (case["seed"] == JUDGED) == judged]
+    if judged:
+        return json.loads((DATA / JUDGED_FILE).read_text())["cases"]
+    many, few = (json.loads((DATA / file).read_text())["cases"] for file in FITTED_FILES)
+    return [case for case in few if case["M"] <= FEW[1]] + many  # the others of few were timed with tiles of 16 and 32 tokens alone
 
 
 def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
@@ -46,8 +48,15 @@ def read(fmt: str = "q4_0", judged: bool = False) -> Measured:
 
 
 def fitted() -> Measured:
-    """What the table's times are fitted to: q4_0."""
-    return {product: {name: us for name, us in times.items() if name != OF_A_BUCKET} for product, times in read("q4_0").items()}
+    """What the table's times are fitted to: q4_0, but for one kernel config."""
+    found, other = read("q4_0"), read("q8_0")
+    for product, us in found.items():
+        if ONE_BLOCK_WITH_Q8_0 in us:
+            if ONE_BLOCK_WITH_Q8_0 in other.get(product, {}):
+                us[ONE_BLOCK_WITH_Q8_0] = math.sqrt(us[ONE_BLOCK_WITH_Q8_0] * other[product][ONE_BLOCK_WITH_Q8_0])
+            else:
+                del us[ONE_BLOCK_WITH_Q8_0]
+    return found
 
 
 def within(measured: Measured, tokens: tuple[int, int]) -> Measured:

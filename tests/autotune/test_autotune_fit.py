@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import fit_gguf as gguf
@@ -115,7 +114,7 @@ def test_gguf_kernel_configs_that_round_no_weight_are_not_fitted():
 
 def test_the_table_has_the_times_of_the_fit_of_gguf_kernel_configs():
     table, found = gguf.TABLE, gguf.with_times(gguf.fitted())
-    assert set(found.times) == set(table.times) and len(table.times) == 17
+    assert set(found.times) == set(table.times) and len(table.times) == 18
     for product in ((20, 4096, 14336), (200, 1736, 352), (700, 4096, 4096), (4096, 28672, 8192)):
         for name in table.times:
             assert table.predicted_us(table.row(name), *product, gguf.H200) == pytest.approx(
@@ -130,9 +129,9 @@ def of_buckets(fmt: str, measured) -> dict:
     return found
 
 
-@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.015, 1.3), ("q8_0", 1.0225, 1.38)])
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0145, 1.31), ("q8_0", 1.0225, 1.35)])
 def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, mean, worst):
-    """q8_0: the same products in a format that no kernel config is fitted to. Decision 0027 has the figures."""
+    """q8_0: the same products in a format that only one kernel config is fitted to. Decision 0027 has the figures."""
     measured = gguf.within(gguf.read(fmt), (17, 4096))
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)
     assert found.products == len(measured) == 523 and found.mean <= mean and found.worst <= worst
@@ -140,7 +139,7 @@ def test_the_table_chooses_well_on_the_gguf_products_of_the_fit(fmt, mean, worst
     assert geometric_mean(losses) <= mean and max(losses) <= worst
 
 
-@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.015, 1.25), ("q5_1", 1.016, 1.24), ("q8_0", 1.0175, 1.28)])
+@pytest.mark.parametrize("fmt, mean, worst", [("q4_0", 1.0145, 1.34), ("q5_1", 1.014, 1.3), ("q8_0", 1.0135, 1.15)])
 def test_the_table_chooses_well_on_random_gguf_products_that_no_fit_has_seen(fmt, mean, worst):
     measured = gguf.within(gguf.read(fmt, judged=True), (17, 4096))
     found = gguf.judge(gguf.TABLE, measured, gguf.H200)
@@ -156,13 +155,13 @@ def test_the_table_chooses_well_between_9_and_16_tokens(fmt, judged, mean, worst
     assert len(losses) == (14 if judged else 66) and geometric_mean(losses) <= mean and max(losses) <= worst
 
 
-def test_between_9_and_16_tokens_formats_with_minima_gain_by_rounding_and_others_do_not_on_the_products_of_the_fit():
-    """Over the exact kernel config that the table chooses: geometric means. With bfloat16 activations other formats lose (decision 0027)."""
+def test_between_9_and_16_tokens_formats_with_minima_gain_by_rounding_and_others_little():
+    """Over the exact kernel config that the table chooses, held-out products, float16 activations: geometric means. With bfloat16 ones others lose
+    (decision 0029)."""
     gains = {}
-    for fmt, judged in itertools.product(("q4_0", "q5_1", "q8_0"), (False, True)):
-        cases = [case for case in gguf.cases(judged) if case["M"] <= 16 and fmt in case]
+    for fmt in ("q4_0", "q5_1", "q8_0"):
+        cases = [case for case in gguf.cases(judged=True) if case["M"] <= 16]
         exact = [gguf.TABLE.select(case["M"], case["N"], case["K"], mode="w4a16").row.name for case in cases]
         rounded = [gguf.chosen(gguf.TABLE, "q5_1", case) for case in cases]
-        gains[fmt, judged] = geometric_mean([case[fmt][before] / case[fmt][after] for case, before, after in zip(cases, exact, rounded)] or [1])
-    assert min(gains["q5_1", False], gains["q5_1", True]) > 1.19, gains
-    assert gains["q4_0", False] < 1 and max(gains["q4_0", True], gains["q8_0", True]) < 1.06, gains
+        gains[fmt] = geometric_mean([case[fmt][before] / case[fmt][after] for case, before, after in zip(cases, exact, rounded)])
+    assert gains["q5_1"] > 1.25 and max(gains["q4_0"], gains["q8_0"]) < 1.06, gains

@@ -4,8 +4,11 @@ Kernel configs with rounded weights (mode w16a16, float16 activations and output
 three weights of LLM layers, which are larger (q8_0 beside it is only judged); seed 52, with one format more, is held out. `torch.mm` in bfloat16
 beside them. few: products of 9 to 48 tokens alone, with q5_1 instead of q8_0 in seed 51; kernel configs with tiles of 16 and 32 tokens, among them
 those of mma.sync, whose weights do not round. KERNEL: names of the only kernel configs to time. Graph replays; weights rotate, so that they come from
-memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 280 s, with few 30 s. Its output is
-tests/tables/data/h200_gguf_random.json, with few h200_gguf_few.json.
+memory, but for those too small for MOST_SETS copies to exceed the L2 cache. Takes 280 s, with few 30 s.
+
+In tests/tables/data, h200_gguf_random.json and h200_gguf_few.json have what it wrote of seed 51 with the kernels before decision 0029 (q8_0, tiles of
+16 tokens, and kernel configs that `worth_timing` left out then, are of further runs), h200_gguf_held_out.json what it wrote of seed 52 with those
+since then.
 """
 
 from __future__ import annotations
@@ -55,9 +58,10 @@ def few_tokens(seed: int) -> list[tuple[int, int, list[int]]]:
 
 
 def worth_timing(row: KernelRow, M: int, N: int, K: int) -> bool:
-    """False for kernels that do not round a weight, if M is above 16. False, too, unless the table predicts a time within PREDICTED of the least: for
-    tiles of more than 64 tokens of which less than half would be filled; for tiles of fewer than 128 tokens, if M is more than five of them and the
-    output has more than two of them for each SM; and for clusters, if it has more than two tiles for each SM and M is above 16."""
+    """True if M is above 16 and the table predicts a time within PREDICTED of the least. Otherwise false for kernels that do not round a weight, if
+    M is above 16; for tiles of more than 64 tokens of which less than half would be filled; for tiles of fewer than 128 tokens, if M is more than
+    five of them and the output has more than two of them for each SM; and for clusters, if it has more than two tiles for each SM and M is above
+    16."""
     if M > 16 and TABLE.has_predicted_time(row):
         least = min(TABLE.predicted_us(one, M, N, K, H200) for one in TABLE.predicted_rows)
         if TABLE.predicted_us(row, M, N, K, H200) <= PREDICTED * least:

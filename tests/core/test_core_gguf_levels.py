@@ -82,30 +82,62 @@ def test_a_kernel_writes_the_tiles_that_packing_does(emulated, fmt, m, blocks):
     assert (made[..., -128:].view(torch.float16) == 1).all()  # only packed weights are rounded
 
 
-@pytest.mark.parametrize("number, dtype", [("half", torch.float16), ("bfloat16", torch.bfloat16)])
-@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
-def test_rounded_values_are_those_of_the_formula_rounded(emulated, fmt, number, dtype):
-    """Rows from the smallest scales to the largest; to bfloat16 through float16."""
-    description = FORMATS[fmt]
-    q, levels = every_level(fmt)
-    q, levels = q[:64], levels[:64]
-    generator = torch.Generator().manual_seed(7)
-    of_rows = torch.logspace(-24, 15.9, 64, 2)[:, None]  # of rows; one in eight blocks is far below
-    scales = [torch.randn(64, 8, generator=generator).clamp(-1, 1) * of_rows * 2.0 ** -(12 * (torch.arange(8) == 5)) for _ in range(2)]
-    d, m = (one.clamp(-65504, 65504).half() for one in scales)
+def with_scales(q: torch.Tensor, d: torch.Tensor, m: torch.Tensor, fmt: str) -> torch.Tensor:
+    """Blocks of the same levels with these float16 scales and, if the format has them, minima."""
+    q = q.clone()
     q[..., :2] = d.unsqueeze(-1).view(torch.uint8)
-    if description.second == "m":
+    if FORMATS[fmt].second == "m":
         q[..., 2:4] = m.unsqueeze(-1).view(torch.uint8)
-    else:
-        m = torch.zeros_like(m)
-    wanted = reference.rounded(q, fmt, dtype)
-    tile = tiles.from_blocks(q, description)
-    found = torch.full((64, 256), torch.nan)
+    return q
+
+
+def scales_of(rows: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """float16 d, m [64, 8]. One block in eight is far below the others of its row."""
+    generator = torch.Generator().manual_seed(7)
+    of_rows = torch.logspace(-24, 15.9, 64, 2)[:, None]
+    d, m = (torch.randn(64, 8, generator=generator).clamp(-1, 1) * of_rows * 2.0 ** -(12 * (torch.arange(8) == 5)) for _ in range(2))
+    d, m = {
+        "like": (d, m),
+        "minima": (d, m * 2**15),
+        "scales": (d, m / 2**15),
+        "small": (d / 2**25, m / 2**20),
+        "no_d": (d * 0, m),
+        "zeros": (d * 0, m * 0),
+    }[rows]
+    return d.clamp(-65504, 65504).half(), m.clamp(-65504, 65504).half()
+
+
+@pytest.mark.parametrize("number, dtype", [("half", torch.float16), ("bfloat16", torch.bfloat16)])
+@pytest.mark.parametrize("rows", ["like", "minima", "scales", "small", "no_d", "zeros"])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_rounded_values_are_those_of_the_formula_and_as_close_as_the_documentation_says(emulated, fmt, rows, number, dtype):
+    """Rows from the smallest scales to the largest; to bfloat16 through float16."""
+    d, m = scales_of(rows)
+    q = with_scales(every_level(fmt)[0][:64], d, m, fmt)
+    wanted, exact = reference.rounded(q, fmt, dtype), reference.dequantize(q, fmt)
+    tile, found = tiles.from_blocks(q, FORMATS[fmt]), torch.full((64, 256), torch.nan)
     getattr(emulated, f"{fmt.upper()}_rounded_{number}")(ctypes.c_void_p(tile.data_ptr()), ctypes.c_void_p(found.data_ptr()))
     assert wanted.isfinite().all() and torch.equal(found, wanted.float())
-    exact = levels.double() * d.double().repeat_interleave(32, 1) + m.double().repeat_interleave(32, 1)
-    of_row = 2.0**-15 * d.double().abs().amax(1, keepdim=True) + 2.0**-25 * m.double().abs().amax(1, keepdim=True)
-    assert ((wanted - exact).abs() <= exact.abs() * (2.0**-11 if dtype is torch.float16 else 2.0**-8 + 2.0**-11) + of_row).all()
+    minima = FORMATS[fmt].second == "m"
+    largest_d, largest_m = (one.double().abs().amax(1, keepdim=True) for one in (d, m * minima))
+    lost = torch.maximum(2.0**-14 * largest_d, 2.0**-30 * largest_m)
+    lost[(largest_d < 2**-8) & (largest_m < 2**7)] = 0
+    assert ((wanted - exact).abs() <= exact.abs() * (2.0**-11 if dtype is torch.float16 else 2.0**-8 + 2.0**-11) + lost).all()
+    assert (lost > 0).any() == (rows in ("like", "minima", "scales") or (rows == "no_d" and minima))
+
+
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("fmt", WEIGHT_FORMATS)
+def test_a_block_that_is_not_finite_does_not_change_the_rounding_of_others(emulated, fmt, bad):
+    d, m = scales_of("like")
+    d[:, 3] = bad
+    q = with_scales(every_level(fmt)[0][:64], d, m, fmt)
+    tile, found = tiles.from_blocks(q, FORMATS[fmt]), torch.full((64, 256), torch.nan)
+    getattr(emulated, f"{fmt.upper()}_rounded_half")(ctypes.c_void_p(tile.data_ptr()), ctypes.c_void_p(found.data_ptr()))
+    d[:, 3] = 0
+    wanted = reference.rounded(with_scales(q, d, m, fmt), fmt, torch.float16).float()
+    others = torch.arange(256) // 32 != 3
+    assert torch.equal(found[:, others], wanted[:, others]) and not found[:, ~others].isfinite().any()
 
 
 @pytest.mark.parametrize("fmt", [name for name, description in WEIGHT_FORMATS.items() if description.second == "m"])

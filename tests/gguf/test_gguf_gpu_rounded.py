@@ -83,6 +83,18 @@ def test_weights_of_formats_with_minima_round_from_9_tokens_on_and_others_from_1
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS)
+@pytest.mark.parametrize("exponent", [-10, -16, -20])
+def test_small_weights_are_within_the_bound(fmt, exponent):
+    """Down to weights of a few units of float16's subnormal scales."""
+    handle = sm.Handle("cuda")
+    weight_q = sm.quantize_block(torch.randn(200, 512, generator=seeded(3)) * 2.0**exponent, fmt).cuda()
+    x = torch.randn(64, 512, generator=seeded(4)).cuda()
+    for dtype in FLOATS:
+        out = compute(handle, fmt, sm.pack_block_weight(weight_q, fmt), x.to(dtype), 200, 64, mode="w16a16")
+        assert relative_error(out.cpu(), want(weight_q, fmt, x.to(dtype), rounding=handle.arch == "sm90")) <= BOUND, dtype
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
 @pytest.mark.parametrize("m, n, k", LARGE)
 def test_shared_tiles_are_within_the_bound(fmt, m, n, k):
     weight_q, x = operands(fmt, m, n, k)

@@ -83,7 +83,7 @@ def powers_of(rows: torch.Tensor, fmt: str) -> bytes:
         d = row[:, :2].clone().view(torch.float16).flatten().tolist()
         m = [0.0] * len(d) if minimum is None else row[:, minimum : minimum + 2].clone().view(torch.float16).flatten().tolist()
         largest_d, largest_m = (max((abs(one) for one in of if math.isfinite(one)), default=0.0) for of in (d, m))
-        powers.append(2.0 ** min([15] + [most - math.frexp(one)[1] for most, one in ((7, largest_d), (16, largest_m)) if one]))
+        powers.append(2.0 ** min([15] + [most - math.frexp(one)[1] for most, one in ((1, largest_d), (16, largest_m)) if one]))
     order = [16 * w + 8 * h + g for w in range(4) for g in range(8) for h in range(2)]
     return bytes(torch.tensor([powers[row] for row in order]).half().view(torch.uint8).tolist())
 
@@ -101,6 +101,18 @@ def test_every_byte_is_where_the_documentation_says(fmt, m, blocks):
             part = padded[64 * r : 64 * r + 64, 8 * c : 8 * c + 8].tolist()
             assert bytes(made[r, c, :-128].tolist()) == tile_of(part, fmt), (r, c)
             assert bytes(made[r, c, -128:].tolist()) == powers_of(padded[64 * r : 64 * r + 64], fmt), (r, c)
+
+
+@pytest.mark.parametrize("fmt", WEIGHTS)
+def test_powers_of_rows_without_scales(fmt):
+    """Rows of zeros, rows whose scales or minima alone are zero, and rows without blocks."""
+    description = FORMATS[fmt]
+    q = torch.zeros((3, 2, description.block_bytes), dtype=torch.uint8)
+    q[1, 0, :2] = torch.tensor([2.0**-3]).half().view(torch.uint8)
+    if description.second == "m":
+        q[2, 1, 2:4] = torch.tensor([2.0**9]).half().view(torch.uint8)
+    assert tiles.powers(q, description).tolist() == [2.0**15, 2.0**3, 2.0**6 if description.second == "m" else 2.0**15]
+    assert tiles.powers(q[:, :0], description).tolist() == [2.0**15] * 3
 
 
 @pytest.mark.parametrize("fmt", [fmt for fmt in WEIGHTS if LAYOUTS[fmt].bits == 5])
