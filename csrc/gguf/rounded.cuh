@@ -35,7 +35,7 @@ struct RoundedPair {
   template <class T>
   __device__ Fragments fragments(int block, uint32_t powers) const {
     using P = Pairs<__half>;
-    constexpr float kUnit = float(1 << 24) / kPower;      // what d lacks of 2^24 after its multiplication by the stored power
+    constexpr float kUnit = float(1 << 24) / kPower;      // 2^15: turns the stored power times d, 2^(e + 9) d, into 2^(e + 24) d
     constexpr int kZero = F::kBits == 8 ? 128 : F::kZero; // bytes are used as level + 128
     const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(block ? s.words.y : s.words.x), P::of(powers)); };
     const auto times = [](__half2 value, float power) { return __hmul2(value, __float2half2_rn(power)); };

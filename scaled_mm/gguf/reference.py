@@ -83,8 +83,9 @@ def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tenso
         exponent = torch.minimum(exponent, 7 - _exponent(m, 1))
     row = 2.0 ** exponent.double()[:, None]
     d = _float16(d * row * 2.0**9)
-    of_zero = _float16(d * -zero * 2.0**-9 if m is None else m * row)
-    value = _float16(levels * (d * 2.0**-9).unsqueeze(-1) + of_zero.unsqueeze(-1)).flatten(-2)  # float64 is exact, so this rounds once
+    of_zero = _float16(d * -zero * 2.0**-9 if m is None else _float16(m * row * 2.0**9) * 2.0**-9)
+    # Exact in float64. torch rounds through float32, which differs next to ties only.
+    value = _float16(levels * (d * 2.0**-9).unsqueeze(-1) + of_zero.unsqueeze(-1)).flatten(-2)
     return value.to(dtype).double() / row
 
 
