@@ -11,19 +11,16 @@ import json
 import math
 from pathlib import Path
 
-from time_gguf import FEW_FORMATS, FITTED, FORMATS, JUDGED, ROUNDING
+from time_gguf import FEW_FORMATS, FITTED, FORMATS, H200, JUDGED, ROUNDING, TABLE
 
 from scaled_mm.autotune.fit import fit, judge
 from scaled_mm.autotune.model import Product
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
-from scaled_mm.kernels.gpu import facts
 from scaled_mm.measure.stats import geometric_mean
-from scaled_mm.tables import TileTable, load_table
+from scaled_mm.tables import TileTable
 
 DATA = Path(__file__).parents[1] / "tables" / "data"
 FITTED_FILES, JUDGED_FILE = ("h200_gguf_random.json", "h200_gguf_few.json"), "h200_gguf_held_out.json"  # time_gguf.py says what they have
-H200 = facts("NVIDIA H200", "sm90", 132)
-TABLE = load_table("sm90").gguf
 FEW, *RANGES = ((9, 16), (17, 64), (65, 256), (257, 1024), (1025, 4096))  # tokens; FEW: only weights of formats with minima round
 Measured = dict[Product, dict[str, float]]
 #: With q8_0 an SM has room for one of its thread blocks instead of two: its times are fitted to the geometric mean of q4_0 and q8_0.

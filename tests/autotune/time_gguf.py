@@ -35,7 +35,7 @@ FEW_FORMATS = {FITTED: ("q4_0", "q5_1"), JUDGED: ("q4_0", "q5_1", "q8_0")}
 WEIGHTS, TOKENS = {FITTED: 30, JUDGED: 7}, 16  # numbers of weights, and of tokens for each
 LAYERS = {FITTED: [(28672, 8192), (6144, 4096), (4096, 14336)], JUDGED: []}  # (N, K)
 ROTATED_BYTES, MOST_SETS, LEAST_CALLS = 2e8, 256, 12
-SMS, PREDICTED = 132, 1.15
+PREDICTED = 1.15
 
 
 def between(dice: random.Random, least: int, most: int, step: int) -> int:
@@ -67,11 +67,11 @@ def worth_timing(row: KernelRow, M: int, N: int, K: int) -> bool:
         if TABLE.predicted_us(row, M, N, K, H200) <= PREDICTED * least:
             return True
     tiles = -(-M // row.tile.m) * -(-N // row.tile.n)
-    if row.family == "gguf_wgmma_cluster" and M > 16 and tiles > 2 * SMS:
+    if row.family == "gguf_wgmma_cluster" and M > 16 and tiles > 2 * H200.multiprocessors:
         return False
     if row.tile.m < 32 and row.family != "gguf_wgmma_cluster":
         return M <= 16
-    return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * SMS)
+    return (row.tile.m <= 64 or row.tile.m <= 2 * M) and (row.tile.m >= 128 or M <= 5 * row.tile.m or tiles <= 2 * H200.multiprocessors)
 
 
 def repeated(calls: Calls) -> Calls:
