@@ -23,7 +23,7 @@ class PackedBlockWeight:
     fields: the fields of the blocks, [rows, k/32, ...], each contiguous; None on CUDA.
     constant: products may read the tiles before the preceding kernel of their stream has ended (docs/decisions/0011). Only
         `pack_block_weight` sets it, for memory that it wrote. `dataclasses.replace` and unpickling reset it.
-    The layout may change between releases. The result of `unpack` does not change.
+    The layout may change between releases, and a pickle with another layout of tiles raises BadParamError. The result of `unpack` does not change.
     """
 
     fmt: str
@@ -50,7 +50,14 @@ class PackedBlockWeight:
         return f"PackedBlockWeight({self.fmt}, {self.rows} x {self.k}, {self.device}, constant={self.constant})"
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "constant": False}
+        return {**self.__dict__, "constant": False, "layout": tiles.LAYOUT}
+
+    def __setstate__(self, state: dict) -> None:
+        values = dict(state)
+        layout_of_tiles = values.pop("layout", 1)
+        if values["tiles"] is not None and layout_of_tiles != tiles.LAYOUT:
+            raise BadParamError(f"state: expected a pickle with layout {tiles.LAYOUT} of tiles, got {layout_of_tiles}: pack the weight again")
+        self.__dict__.update(values)
 
     @property
     def shape(self) -> torch.Size:

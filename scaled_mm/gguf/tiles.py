@@ -20,6 +20,7 @@ from scaled_mm.gguf_formats import BLOCK, TILE_BLOCKS, TILE_ROWS, BlockFormat
 
 _W, _H, _G, _T = 4, 2, 8, 4
 _P, _E = TILE_BLOCKS // 2, 2
+LAYOUT = 2  # of tiles; pickles have it. 1: powers of rows had another meaning
 _CHUNK_BLOCKS = 1 << 21  # converted at a time, which bounds temporary memory
 
 

@@ -11,7 +11,9 @@ import torch
 from gguf_data import BLOCK_BYTES, LAYOUTS, WEIGHTS, random_blocks
 
 import scaled_mm as sm
+from scaled_mm.errors import BadParamError
 from scaled_mm.gguf import tiles
+from scaled_mm.gguf.pack import PackedBlockWeight
 from scaled_mm.gguf_formats import FORMATS
 
 SHAPES = [(1, 1), (64, 8), (65, 9), (63, 7), (130, 17)]
@@ -185,3 +187,13 @@ def test_a_weight_packed_on_a_gpu_is_the_tiles_of_a_cpu_and_constant(fmt):
         assert (kept is None) == (other is None) and (kept is None or torch.equal(kept.cpu().view(torch.uint8), other.view(torch.uint8)))
     copied = pickle.loads(pickle.dumps(packed))
     assert not copied.constant and not copy.deepcopy(packed).constant and torch.equal(copied.tiles, packed.tiles)
+
+
+@pytest.mark.parametrize("layout", [None, 1, 3])
+def test_a_pickle_with_another_layout_of_tiles_is_refused(layout):
+    q = random_blocks(64, 8, "q4_0", seed=1)
+    packed = PackedBlockWeight("q4_0", 64, 256, tiles.from_blocks(q, FORMATS["q4_0"]), None)
+    state = packed.__getstate__()
+    assert state.pop("layout") == tiles.LAYOUT and torch.equal(copy.deepcopy(packed).tiles, packed.tiles)
+    with pytest.raises(BadParamError, match=f"expected a pickle with layout 2 of tiles, got {layout or 1}: pack the weight again"):
+        PackedBlockWeight.__new__(PackedBlockWeight).__setstate__(state if layout is None else {**state, "layout": layout})
