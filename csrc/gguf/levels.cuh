@@ -26,6 +26,9 @@ struct Pairs<__half> {
   static constexpr int kMantissa = 10;
   __device__ static __half2 of(uint32_t bits) { return *reinterpret_cast<const __half2*>(&bits); }
   __device__ static uint32_t bits(__half2 value) { return *reinterpret_cast<const uint32_t*>(&value); }
+  __device__ static __half2 times(__half2 value, float factor) { return __hmul2(value, __float2half2_rn(factor)); }
+  // The first or the second of two numbers, twice.
+  __device__ static __half2 both(__half2 rows, bool second) { return second ? __high2half2(rows) : __low2half2(rows); }
   // q: the bits of 1024 + level in both halves. Result: level - zero.
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
@@ -44,6 +47,8 @@ struct Pairs<__nv_bfloat16> {
   static constexpr int kMantissa = 7;
   __device__ static __nv_bfloat162 of(uint32_t bits) { return *reinterpret_cast<const __nv_bfloat162*>(&bits); }
   __device__ static uint32_t bits(__nv_bfloat162 value) { return *reinterpret_cast<const uint32_t*>(&value); }
+  __device__ static __nv_bfloat162 times(__nv_bfloat162 value, float factor) { return __hmul2(value, __float2bfloat162_rn(factor)); }
+  __device__ static __nv_bfloat162 both(__nv_bfloat162 rows, bool second) { return second ? __high2bfloat162(rows) : __low2bfloat162(rows); }
   __device__ static uint32_t difference(uint32_t a, uint32_t b) { return bits(__hsub2(of(a), of(b))); }
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
@@ -51,14 +56,16 @@ struct Pairs<__nv_bfloat16> {
   }
 };
 
-// Levels left at their place in a word. As float16 these bits are subnormal numbers, 2^-24 * one * level (PairLevels::one). The zero point is not
+// Levels left at their place in a word, to be multiplied as numbers of type T. As float16 their bits are subnormal numbers, 2^-24 * one * level; as
+// bfloat16 2^-133 * one * level, subnormal or, with an eighth bit, of the least normal exponent (one: PairLevels::one). The zero point is not
 // subtracted; bytes are level + 128.
+template <class T>
 struct Subnormal {};
 
-template <>
-struct Pairs<Subnormal> {
+template <class T>
+struct Pairs<Subnormal<T>> {
   static constexpr uint32_t kBase = 0;
-  static constexpr int kMantissa = 10;
+  static constexpr int kMantissa = Pairs<T>::kMantissa + 1; // with a last exponent bit of 1 the numbers go on
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
     return q;
@@ -79,7 +86,7 @@ template <class F, class T>
 __device__ inline RowFragment numbers_of_nibbles(uint32_t word) {
   using P = Pairs<T>;
   RowFragment f;
-  if constexpr (P::kMantissa == 10) {
+  if constexpr (P::kMantissa >= 8) { // room for bits 4 to 7 without a shift
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint32_t w = j ? word >> 8 : word;
@@ -105,7 +112,7 @@ __device__ inline uint32_t number_of_fives(const uint32_t (&words)[5], int n) {
     return P::template minus<F::kZero>(q);
   }
   const uint32_t word = words[n / 3];
-  if constexpr (P::kMantissa == 10) { // a float16 mantissa holds bits 5 to 9 without a shift
+  if constexpr (P::kMantissa >= 10) { // a float16 mantissa holds bits 5 to 9 without a shift
     if (n % 3 == 1) return P::template scaled_minus<F::kZero, 32>(bits_onto(P::kBase, word, 0x03e003e0u));
   }
   return P::template minus<F::kZero>(bits_onto(P::kBase, word >> (5 * (n % 3)), 0x001f001fu));
@@ -128,7 +135,7 @@ __device__ inline RowFragment numbers_of_bytes(uint32_t first, uint32_t second) 
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const uint32_t word = j % 2 ? second : first;
-    if constexpr (P::kMantissa == 10) {
+    if constexpr (P::kMantissa >= 8) {
       f.pairs[j] = P::template minus<128>(__byte_perm(word ^ 0x80808080u, P::kBase | P::kBase >> 8, j < 2 ? 0x4240 : 0x4341));
     } else {
       const uint32_t two = __byte_perm(word, 0, j < 2 ? 0x4240 : 0x4341);
@@ -158,11 +165,12 @@ struct PairLevels {
   uint4 vectors[kVectors];
   uint32_t fifth; // levels of 5 bits: the last of the five words
 
-  // The factor (1, 16 or 32) that its place in a word gives to a Subnormal level, for register i of a block (Fragments::set).
+  // The factor (1, 16 or 32) that its place in a word gives to a level of Subnormal<T>, for register i of a block (Fragments::set).
+  template <class T>
   __device__ static constexpr int one(int block, int i) {
     const int j = i / 4 * 2 + i % 4 / 2, n = 8 * block + 4 * (i % 2) + j;
     if (F::kBits == 4) return j % 2 ? 16 : 1;
-    return F::kBits == 5 && n % 3 == 1 ? 32 : 1;
+    return F::kBits == 5 && Pairs<T>::kMantissa == 10 && n % 3 == 1 ? 32 : 1;
   }
 
   // band: aligned to 16 bytes.
@@ -201,7 +209,8 @@ struct PairScales {
 
   // scales: of a band.
   __device__ void load(const uint8_t* scales, int pair, int g) { words = *reinterpret_cast<const uint2*>(scales + g * kTileBlocks * 4 + pair * 8); }
-  __device__ float2 of(int block) const { return __half22float2(Pairs<__half>::of(block ? words.y : words.x)); }
+  __device__ uint32_t word(int block) const { return block ? words.y : words.x; }
+  __device__ float2 of(int block) const { return __half22float2(Pairs<__half>::of(word(block))); }
 };
 
 } // namespace scaled_mm::gguf

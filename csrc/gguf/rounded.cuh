@@ -1,7 +1,10 @@
-// Values of a packed weight as the tensor cores multiply them if they may be rounded to 16 bits: level * d + m, rounded once to float16, for
-// bfloat16 activations again to bfloat16. Levels are left at their place in a word, as subnormal float16 numbers (levels.cuh): one multiply-add
-// multiplies two of them by 2^(24 + e) d and adds 2^e times what level 0 stands for, m or -zero * d. Each row has an e, by which none of these
-// overflows (formats.cuh).
+// Values of a packed weight as the tensor cores multiply them if they may be rounded to 16 bits: 2^e (level * d + m). Each row has an e, by which
+// no step overflows (formats.cuh). Levels are left at their place in a word, as subnormal numbers (levels.cuh). One multiply-add multiplies two of
+// them by a multiple of 2^e d and adds what level 0 stands for, 2^e m or -zero * 2^e d, and rounds:
+//
+//   float16                     to float16
+//   bfloat16, without a minimum to bfloat16; d is rounded to bfloat16 before
+//   bfloat16, with a minimum    to float16, then again to bfloat16: level * d and m nearly cancel, so they need float16's digits
 #pragma once
 
 #include <type_traits>
@@ -13,15 +16,13 @@ namespace scaled_mm::gguf {
 // The stored power of a row is kPower * 2^e.
 constexpr float kPower = 1 << 9;
 
-// 2^-e of a thread's two rows, g and g + 8 of a band: exact.
-__device__ inline float2 inverse_powers(uint32_t powers) {
-  const float2 two = __half22float2(Pairs<__half>::of(powers));
-  return {kPower / two.x, kPower / two.y};
-}
-
-// Two blocks of a thread's two rows.
-template <class F>
+// Two blocks of a thread's two rows, as values of type T.
+template <class F, class T>
 struct RoundedPair {
+  using U = std::conditional_t<F::kMinimum, __half, T>; // of the multiply-adds
+  using P = Pairs<U>;
+  static constexpr bool kHalf = std::is_same_v<U, __half>;
+
   PairLevels<F> levels;
   PairScales scales, minima;
 
@@ -31,33 +32,42 @@ struct RoundedPair {
     if constexpr (F::kMinimum) minima.load(band + F::kBandMinima, pair, lane / 4);
   }
 
-  // powers: of rows g and g + 8, as stored.
-  template <class T>
+  // Two stored numbers, float16, as a pair of U.
+  __device__ static uint32_t as_pair(uint32_t stored) {
+    if constexpr (kHalf) {
+      return stored;
+    } else {
+      const float2 two = __half22float2(Pairs<__half>::of(stored));
+      return P::bits(__floats2bfloat162_rn(two.x, two.y));
+    }
+  }
+
+  // powers: of rows g and g + 8, stored ones by as_pair.
   __device__ Fragments fragments(int block, uint32_t powers) const {
-    using P = Pairs<__half>;
-    constexpr float kUnit = float(1 << 24) / kPower;      // 2^15: turns the stored power times d, 2^(e + 9) d, into 2^(e + 24) d
-    constexpr int kZero = F::kBits == 8 ? 128 : F::kZero; // bytes are used as level + 128
-    const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(block ? s.words.y : s.words.x), P::of(powers)); };
-    const auto times = [](__half2 value, float power) { return __hmul2(value, __float2half2_rn(power)); };
-    const __half2 d = of_rows(scales);
-    const __half2 zero = F::kMinimum ? times(of_rows(minima), 1 / kPower) : times(d, -kZero / kPower);
-    const __half2 plain = times(d, kUnit), higher = times(d, kUnit / (F::kBits == 5 ? 32 : 16));
-    Fragments f = levels.template fragments<Subnormal>(block);
+    constexpr double kUnit = (kHalf ? 0x1p24 : 0x1p133) / kPower; // turns kPower 2^e d into what a level's bits are multiplied by
+    constexpr int kZero = F::kBits == 8 ? 128 : F::kZero;         // bytes are used as level + 128
+    const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(as_pair(s.word(block))), P::of(powers)); };
+    const auto d = of_rows(scales), zero = F::kMinimum ? P::times(of_rows(minima), 1 / kPower) : P::times(d, -kZero / kPower);
+    const auto low = P::times(d, kUnit), high = P::times(d, kUnit / (F::kBits == 5 ? 32 : 16)); // for levels at low bits and others
+    Fragments f = levels.template fragments<Subnormal<U>>(block);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       uint32_t& pair = f.a[i / 4][i % 4];
-      const __half2 rows_d = PairLevels<F>::one(block, i) == 1 ? plain : higher;
       const bool second = i % 2; // of the two rows: Fragments::set
-      const __half2 value =
-          __hfma2(P::of(pair), second ? __high2half2(rows_d) : __low2half2(rows_d), second ? __high2half2(zero) : __low2half2(zero));
-      if constexpr (std::is_same_v<T, __half>) {
-        pair = P::bits(value);
-      } else {
+      const auto value = __hfma2(P::of(pair), P::both(PairLevels<F>::template one<U>(block, i) == 1 ? low : high, second), P::both(zero, second));
+      pair = P::bits(value);
+      if constexpr (!std::is_same_v<T, U>) {
         const float2 two = __half22float2(value);
         pair = Pairs<T>::bits(__floats2bfloat162_rn(two.x, two.y));
       }
     }
     return f;
+  }
+
+  // 2^-e of a thread's two rows, exact.
+  __device__ static float2 inverse_powers(uint32_t powers) {
+    const auto two = P::of(powers);
+    return {kPower / __low2float(two), kPower / __high2float(two)};
   }
 };
 

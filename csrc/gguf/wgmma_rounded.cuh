@@ -17,7 +17,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
                                                  Stages<S::kValueStages>& values, float (&sums)[S::kTokens / 8][4], Keeps&& keeps, Ending&& ending) {
   constexpr int kTokens = S::kTokens, kPairs = kTileBlocks / 2;
   const int group = int(threadIdx.x) / 128, thread = int(threadIdx.x) % 128, lane = thread % 32, warp = thread / 32;
-  RoundedPair<F> next;
+  RoundedPair<F, T> next;
   Fragments fragments[2][2]; // of a pair that is multiplied, and of the one after it
   uint32_t powers = 0;
   const uint8_t* band = nullptr;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     wait(s.tiles_full[tiles.stage], tiles.phase);
     const uint8_t* const tile = s.tiles[tiles.stage][group];
     band = tile + warp * F::kBandBytes;
-    powers = *reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + lane / 4 * 4);
+    powers = next.as_pair(*reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + lane / 4 * 4));
   };
   const auto close = [&] {
     release_stage(s.tiles_empty[tiles.stage], lane, S::kArrivals);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
     Fragments(&of)[2] = fragments[pair % 2];
 #pragma unroll
     for (int b = 0; b < 2; ++b) {
-      of[b] = next.template fragments<T>(b, powers);
+      of[b] = next.fragments(b, powers);
 #pragma unroll
       for (int i = 0; i < 8; ++i) cute::warpgroup_fence_operand(of[b].a[i / 4][i % 4]);
     }
@@ -110,7 +110,7 @@ __device__ __forceinline__ void multiply_rounded(typename S::Storage& s, int lef
   cute::warpgroup_wait<0>();
   fence();
   if (!keeps() || pairs + 1 < kPairs) release(done); // of 1 or 2 pairs the last one is not in the last two stages
-  const float2 scale = inverse_powers(powers);
+  const float2 scale = next.inverse_powers(powers);
 #pragma unroll
   for (int i = 0; i < kTokens / 2; ++i) flat[i] *= i % 4 / 2 ? scale.y : scale.x;
 }

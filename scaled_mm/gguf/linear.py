@@ -32,7 +32,7 @@ def block_linear(
     * "w4a8": x is quantized to q8_1, then multiplied as by `gemm_q4_0_q8_1`. Because float16 stores the sum of 32 values, a sum of 65520
       or more makes its row non-finite, except with q8_0 weights.
     * "w4a16": x, float16 or bfloat16, is multiplied as by `gemm_q4_0`.
-    * "w16a16": a GPU's kernels may round the values of the weight to float16, and then to bfloat16 if x has that dtype, nearly as if the weight
+    * "w16a16": a GPU's kernels may round the values of the weight to bfloat16 if x has that dtype, otherwise to float16, nearly as if the weight
       had been dequantized for a product of torch: on SM90 from 17 tokens on; q4_1 and q5_1 from 9. A GPU rounds float32 x to float16, with a power
       of two for each token, so that its range does not matter. docs/design/gguf-formats.md has the error bound. A CPU rounds nothing.
     * "auto": "w16a16" for float32 x. Otherwise on CUDA the tile table's mode for this number of tokens, but "w4a16" instead of "w16a16" if out_dtype

@@ -76,6 +76,8 @@ def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tenso
     formula is in docs/design/gguf-formats.md."""
     layout = _LAYOUTS[fmt]
     stored, d, m = fields(weight_q, fmt)
+    if dtype is torch.bfloat16 and m is None:
+        return _bfloat16(_bfloat16(d).unsqueeze(-1) * (stored - layout.zero)).flatten(-2)
     zero = 128 if layout.bits == 8 else layout.zero
     levels = stored + 128 if layout.bits == 8 else stored
     exponent = (-8 - _exponent(d, -14)).clamp(max=6)
@@ -86,7 +88,11 @@ def rounded(weight_q: torch.Tensor, fmt: str, dtype: torch.dtype) -> torch.Tenso
     of_zero = _float16(d * -zero * 2.0**-9 if m is None else _float16(m * row * 2.0**9) * 2.0**-9)
     # Exact in float64. torch rounds through float32, which differs next to ties only.
     value = _float16(levels * (d * 2.0**-9).unsqueeze(-1) + of_zero.unsqueeze(-1)).flatten(-2)
-    return value.to(dtype).double() / row
+    return (_bfloat16(value) if dtype is torch.bfloat16 else value) / row
+
+
+def _bfloat16(exact: torch.Tensor) -> torch.Tensor:
+    return exact.bfloat16().double()
 
 
 def _float16(exact: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,12 @@ inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
   const auto one = [](__half x, __half y, __half z) { return __double2half(double(__half2float(x)) * __half2float(y) + __half2float(z)); };
   return __halves2half2(one(a.x, b.x, c.x), one(a.y, b.y, c.y));
 }
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const auto one = [](__nv_bfloat16 x, __nv_bfloat16 y, __nv_bfloat16 z) {
+    return __double2bfloat16(double(__bfloat162float(x)) * __bfloat162float(y) + __bfloat162float(z));
+  };
+  return __halves2bfloat162(one(a.x, b.x, c.x), one(a.y, b.y, c.y));
+}
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t selector) {
   const uint64_t bytes = uint64_t(y) << 32 | x;
   uint32_t word = 0;
@@ -70,13 +76,13 @@ template <class F, class T>
 void read_rounded(const uint8_t* tile, float* values) {
   for (int thread = 0; thread < 128; ++thread) {
     const int warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
-    const uint32_t powers = *reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + g * 4);
-    const float2 inverse = inverse_powers(powers);
+    const uint32_t powers = RoundedPair<F, T>::as_pair(*reinterpret_cast<const uint32_t*>(tile + F::kBandsBytes + warp * F::kBandPowers + g * 4));
+    const float2 inverse = RoundedPair<F, T>::inverse_powers(powers);
     for (int pair = 0; pair < kTileBlocks / 2; ++pair) {
-      RoundedPair<F> two;
+      RoundedPair<F, T> two;
       two.load(tile + warp * F::kBandBytes, pair, lane);
       for (int b = 0; b < 2; ++b) {
-        const Fragments f = two.template fragments<T>(b, powers);
+        const Fragments f = two.fragments(b, powers);
         for (int i = 0; i < 16; ++i) {
           const int a = i / 8, of = i / 2 % 4, half = i % 2;
           const int row = warp * kBandRows + g + of % 2 * 8, k = (2 * pair + b) * kBlock + a * 16 + of / 2 * 8 + 2 * t + half;

@@ -1,4 +1,4 @@
-"""Mode w16a16 on a GPU: values of packed weights rounded to 16 bits once, float32 activations to float16, and nothing else."""
+"""Mode w16a16 on a GPU: values of packed weights rounded to 16 bits, float32 activations to float16, and nothing else."""
 
 from __future__ import annotations
 
@@ -112,18 +112,18 @@ def test_tiles_that_a_thread_block_computes_in_turn_or_shares_are_right(kernel):
     if handle.arch != "sm90":
         pytest.skip("a kernel config of SM90's table")
     tile = load_table("sm90").row(kernel).tile.m
-    for fmt, m, k, full in (
-        ("q4_0", 128 * 150 - 5, 800, 1),
-        ("q5_1", 128 * 70 + 1, 2080, 2),
-        ("q8_0", 300, 8224, 1),
-        ("q5_0", 128 * 27 - 1, 1056, 4),
+    for fmt, m, k, full, dtype in (
+        ("q4_0", 128 * 150 - 5, 800, 1, torch.float16),
+        ("q5_1", 128 * 70 + 1, 2080, 2, torch.float16),
+        ("q8_0", 300, 8224, 1, torch.bfloat16),
+        ("q5_0", 128 * 27 - 1, 1056, 4, torch.bfloat16),
     ):
         n = full * tile + 3
         weight_q, x = operands(fmt, m, n, k)
-        packed = sm.pack_block_weight(weight_q, fmt)
-        runs = [compute(handle, fmt, packed, x.half(), m, n, mode="w16a16", kernel=kernel) for _ in range(3)]
+        packed, x = sm.pack_block_weight(weight_q, fmt), x.to(dtype)
+        runs = [compute(handle, fmt, packed, x, m, n, mode="w16a16", kernel=kernel) for _ in range(3)]
         bound = max(BOUND, 2e-9 * k)  # a sum over all of K, which tensor cores truncate at each step (docs/design/gguf-formats.md)
-        assert relative_error(runs[0].cpu(), want(weight_q, fmt, x.half(), rounding=True)) <= bound, (fmt, m)
+        assert relative_error(runs[0].cpu(), want(weight_q, fmt, x, rounding=True)) <= bound, (fmt, m)
         assert all(torch.equal(runs[0], run) for run in runs[1:]), (fmt, m)
 
 
@@ -142,12 +142,16 @@ def test_clusters_of_every_size_add_the_parts_of_a_tile(kernel):
             sizes.setdefault((blocks, waves > 1), (tiles, steps))
     assert sms < 78 or {(blocks, False) for blocks in SHARING_CLUSTERS if blocks <= row.split_k} | {(2, True)} <= set(sizes)
     for size, (tiles, steps) in sizes.items():
-        for fmt, last, tokens in (("q4_0", 256, row.tile.m), ("q5_1", 96, row.tile.m - 3), ("q4_1", 32, 1)):
+        for fmt, last, tokens, dtype in (
+            ("q4_0", 256, row.tile.m, torch.bfloat16),
+            ("q5_1", 96, row.tile.m - 3, torch.float16),
+            ("q4_1", 32, 1, torch.bfloat16),
+        ):
             m, k = tiles * row.tile.n - 5, (steps - 1) * 256 + last
             weight_q, x = operands(fmt, m, tokens, k)
-            packed, bias = sm.pack_block_weight(weight_q, fmt), torch.randn(m, generator=seeded(m)).cuda()
-            runs = [compute(handle, fmt, packed, x.half(), m, tokens, bias=bias, mode="w16a16", kernel=kernel) for _ in range(2)]
-            expected = want(weight_q, fmt, x.half(), rounding=True) + bias.cpu().double()[:, None]
+            packed, bias, x = sm.pack_block_weight(weight_q, fmt), torch.randn(m, generator=seeded(m)).cuda(), x.to(dtype)
+            runs = [compute(handle, fmt, packed, x, m, tokens, bias=bias, mode="w16a16", kernel=kernel) for _ in range(2)]
+            expected = want(weight_q, fmt, x, rounding=True) + bias.cpu().double()[:, None]
             assert relative_error(runs[0].cpu(), expected) <= max(BOUND, 2e-9 * k), (size, fmt)
             assert torch.equal(*runs), (size, fmt)
 

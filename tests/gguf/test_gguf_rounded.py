@@ -1,4 +1,4 @@
-"""What mode w16a16 loses in blocks whose scales are far below the largest of their row: figures of docs/design/gguf-formats.md."""
+"""What mode w16a16 loses by rounding the weight: figures of docs/design/gguf-formats.md."""
 
 from __future__ import annotations
 
@@ -21,3 +21,16 @@ def test_one_large_value_of_a_row_costs_the_others_what_the_documentation_says(f
         assert relative_error(rounded[:, 32:], exact[:, 32:]) == pytest.approx(error, rel=0.1)
         assert relative_error(exact[:, 32:], weight[:, 32:]) == pytest.approx(errors[-1], rel=0.1)
         assert relative_error(rounded @ x, exact @ x) < 2.5e-4
+
+
+@pytest.mark.parametrize("fmt, dtype, error", [
+    ("q4_0", torch.float16, 2e-4), ("q5_1", torch.float16, 2e-4), ("q8_0", torch.float16, 2e-4),
+    ("q4_0", torch.bfloat16, 2.3e-3), ("q5_0", torch.bfloat16, 2.3e-3), ("q8_0", torch.bfloat16, 2.3e-3),
+    ("q4_1", torch.bfloat16, 1.7e-3), ("q5_1", torch.bfloat16, 1.7e-3),
+])  # fmt: skip
+def test_products_of_normal_data_have_the_error_that_the_documentation_says(fmt, dtype, error):
+    weight, x = torch.randn(256, 2048, generator=seeded(3)) / 50, torch.randn(2048, 16, generator=seeded(4)).double()
+    q = sm.quantize_block(weight, fmt)
+    exact, rounded = reference.dequantize(q, fmt), reference.rounded(q, fmt, dtype)
+    assert relative_error(rounded @ x, exact @ x) == pytest.approx(error, rel=0.1)
+    assert relative_error(exact.bfloat16().double() @ x, exact @ x) == pytest.approx(1.7e-3, rel=0.1)
