@@ -57,15 +57,15 @@ struct Pairs<__nv_bfloat16> {
 };
 
 // Levels left at their place in a word, to be multiplied as numbers of type T. As float16 their bits are subnormal numbers, 2^-24 * one * level; as
-// bfloat16 2^-133 * one * level, subnormal or, with an eighth bit, of the least normal exponent (one: PairLevels::one). The zero point is not
-// subtracted; bytes are level + 128.
+// bfloat16 2^-133 * one * level. one is PairLevels::one. A level of bfloat16 that reaches the eighth bit, the lowest of the exponent, has the same
+// value: the least normal numbers continue the subnormal ones. The zero point is not subtracted; bytes are level + 128.
 template <class T>
 struct Subnormal {};
 
 template <class T>
 struct Pairs<Subnormal<T>> {
   static constexpr uint32_t kBase = 0;
-  static constexpr int kMantissa = Pairs<T>::kMantissa + 1; // with a last exponent bit of 1 the numbers go on
+  static constexpr int kMantissa = Pairs<T>::kMantissa + 1; // with the lowest bit of the exponent
   template <int kZero>
   __device__ static uint32_t minus(uint32_t q) {
     return q;

@@ -2,9 +2,10 @@
 // no step overflows (formats.cuh). Levels are left at their place in a word, as subnormal numbers (levels.cuh). One multiply-add multiplies two of
 // them by a multiple of 2^e d and adds what level 0 stands for, 2^e m or -zero * 2^e d, and rounds:
 //
-//   float16                     to float16
-//   bfloat16, without a minimum to bfloat16; d is rounded to bfloat16 before
-//   bfloat16, with a minimum    to float16, then again to bfloat16: level * d and m nearly cancel, so they need float16's digits
+//   activations   format            rounded
+//   float16       all               to float16
+//   bfloat16      without a minimum d to bfloat16, then the value to bfloat16
+//   bfloat16      with a minimum    to float16, then to bfloat16: level * d and m nearly cancel, so bfloat16 has too few bits for them
 #pragma once
 
 #include <type_traits>
@@ -19,7 +20,7 @@ constexpr float kPower = 1 << 9;
 // Two blocks of a thread's two rows, as values of type T.
 template <class F, class T>
 struct RoundedPair {
-  using U = std::conditional_t<F::kMinimum, __half, T>; // of the multiply-adds
+  using U = std::conditional_t<F::kMinimum, __half, T>; // what the multiply-adds compute in
   using P = Pairs<U>;
   static constexpr bool kHalf = std::is_same_v<U, __half>;
 
@@ -42,13 +43,13 @@ struct RoundedPair {
     }
   }
 
-  // powers: of rows g and g + 8, stored ones by as_pair.
+  // powers: as_pair of the stored powers of rows g and g + 8.
   __device__ Fragments fragments(int block, uint32_t powers) const {
-    constexpr double kUnit = (kHalf ? 0x1p24 : 0x1p133) / kPower; // turns kPower 2^e d into what a level's bits are multiplied by
+    constexpr double kUnit = (kHalf ? 0x1p24 : 0x1p133) / kPower; // times kPower 2^e d: the factor of a level's bits
     constexpr int kZero = F::kBits == 8 ? 128 : F::kZero;         // bytes are used as level + 128
     const auto of_rows = [&](const PairScales& s) { return __hmul2(P::of(as_pair(s.word(block))), P::of(powers)); };
     const auto d = of_rows(scales), zero = F::kMinimum ? P::times(of_rows(minima), 1 / kPower) : P::times(d, -kZero / kPower);
-    const auto low = P::times(d, kUnit), high = P::times(d, kUnit / (F::kBits == 5 ? 32 : 16)); // for levels at low bits and others
+    const auto low = P::times(d, kUnit), high = P::times(d, kUnit / (F::kBits == 5 ? 32 : 16)); // factors of levels whose `one` is 1, and of others
     Fragments f = levels.template fragments<Subnormal<U>>(block);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {

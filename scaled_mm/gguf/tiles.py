@@ -43,7 +43,7 @@ def from_blocks(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
 def powers(q: torch.Tensor, description: BlockFormat) -> torch.Tensor:
     """float16 [N]: for each row of q, uint8 [N, K/32, bytes of a block], the power p = 2^(e+9) that is stored with it, from 2^-15 to 2^15.
 
-    Kernels multiply values by 2^e before they round them to float16. p is the largest, up to 2^15, for which 2^15 p d and p m of all blocks stay
+    Kernels multiply values by 2^e before they round them to 16 bits. p is the largest, up to 2^15, for which 2^15 p d and p m of all blocks stay
     finite in float16. Scales and minima that are not finite do not count."""
     fields = layout.take_apart(q, description)
     exponents = (1 - _exponents(fields.d, -14)).clamp(max=15)

@@ -18,7 +18,7 @@ BF16 = "bf16"
 
 #: Of docs/design/gguf-formats.md: ||out - formula|| / ||formula|| where neither weights nor outputs round to 16 bits.
 ERROR_BOUND = 2e-6
-#: The bound where weights, activations or outputs round, by the dtype of the activations; for normal data.
+#: The bound where weights, activations or outputs round, by the dtype of the activations. They hold for normal data.
 ROUNDED_BOUNDS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-11}
 
 
