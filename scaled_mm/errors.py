@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 
 
 class Status(enum.IntEnum):
@@ -146,3 +147,11 @@ def error_for(status: int, message: str) -> ScaledMMError:
     except ValueError:
         return InternalError(f"{message} (unknown status {status})")
     return _BY_STATUS[known](message)
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error of any package says that memory ran out, of the host or of a GPU."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return "can't allocate memory" in str(error)  # torch's allocator on a CPU

@@ -86,7 +86,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace, command: str) -> int:
-    from scaled_mm.errors import ScaledMMError
+    from scaled_mm.errors import ScaledMMError, lacks_memory
     from scaled_mm.jit import mode
 
     try:
@@ -104,9 +104,13 @@ def _run(args: argparse.Namespace, command: str) -> int:
         # A file that cannot be read or written is neither an answer nor a bug: one line without a traceback.
         status, message = "OS_ERROR", str(error)
         common.say(f"{command}: {message}")
-    except Exception as error:  # a bug; without this the exit status would be 1, which means "no"
-        status, message = "INTERNAL_ERROR", f"{type(error).__name__}: {error}"
-        common.say(traceback.format_exc().rstrip())
+    except Exception as error:
+        if lacks_memory(error):
+            status, message = "OUT_OF_MEMORY", f"out of memory: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            common.say(f"{command}: {message}")
+        else:  # a bug; without this the exit status would be 1, which means "no"
+            status, message = "INTERNAL_ERROR", f"{type(error).__name__}: {error}"
+            common.say(traceback.format_exc().rstrip())
     if getattr(args, "json", False):
         common.print_json({"error": {"status": status, "message": message}}, indent=2)
     return NOT_DONE

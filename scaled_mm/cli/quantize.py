@@ -75,15 +75,16 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
     from scaled_mm.errors import BadParamError
     from scaled_mm.models.data import PROMPT_TOKENS, windows
     from scaled_mm.models.quantize import quantize_
-    from scaled_mm.models.save import check_savable, save_pretrained
+    from scaled_mm.models.save import check_folder, check_savable, save_pretrained
     from scaled_mm.models.source import load_model, load_tokenizer
 
     device = common.device_of(args.device)
+    check_folder(out, "--out")  # before the model is loaded
     if not args.json:
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)
     model = load_model(args.model, tell=common.warn, dtype=args.dtype and getattr(torch, args.dtype))
-    check_savable(model, out, "--out")
+    check_savable(model)
     _check_config(config, model, args.format)
     batches = None if text is None else windows(text, tokenizer, args.prompts, PROMPT_TOKENS)
     with common.terminable(), tempfile.TemporaryDirectory(dir=out, prefix=".int8") as folder:

@@ -219,18 +219,15 @@ def verify_shape(handle: Handle, device: torch.device, m: int, n: int, k: int, a
 @contextlib.contextmanager
 def _in_memory(m: int, n: int, k: int) -> Iterator[None]:
     """Turns an allocator's error into a BadParamError: the matrices of --shape do not fit in memory."""
-    import torch
-
-    from scaled_mm.errors import BadParamError, ScaledMMError
+    from scaled_mm.errors import BadParamError, ScaledMMError, lacks_memory
 
     try:
         yield
     except ScaledMMError:
         raise
     except (RuntimeError, MemoryError) as error:
-        known = ("can't allocate memory", "Storage size calculation overflowed", "numel: integer multiplication overflow")
-        text = str(error)
-        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and not any(one in text for one in known):
+        overflows = ("Storage size calculation overflowed", "numel: integer multiplication overflow")
+        if not lacks_memory(error) and not any(one in str(error) for one in overflows):
             raise
         raise BadParamError(f"--shape: expected matrices that fit into memory, got {m}x{n}x{k}") from error
 

@@ -124,11 +124,6 @@ def name_of_activation(function: object) -> str:
     raise BadParamError(f"model: expected one of the activations {', '.join(_ACTIVATIONS)}, got {function!r}")
 
 
-def lacks_memory(error: Exception) -> bool:
-    """Whether an error says that memory ran out, and nothing about the model or file."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)  # torch's allocator on a CPU
-
-
 def check_in_memory(model: torch.nn.Module) -> None:
     """BadParamError for a parameter on the meta device."""
     if meta := next((name for name, tensor in model.named_parameters() if tensor.is_meta), None):

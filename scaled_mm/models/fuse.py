@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import blocks_of, check_in_memory, is_patched, lacks_memory, name_of_activation, replace
+from scaled_mm.errors import BadParamError, lacks_memory
+from scaled_mm.models.blocks import blocks_of, check_in_memory, is_patched, name_of_activation, replace
 from scaled_mm.models.calibration import tensors_of, without_cache
 from scaled_mm.nn.experts import Int8Experts
 from scaled_mm.nn.linear import Int8Linear

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from scaled_mm.core import checks
-from scaled_mm.errors import BadParamError, BadTensorDtypeError
+from scaled_mm.errors import BadParamError, BadTensorDtypeError, lacks_memory
 from scaled_mm.gguf.dequantize import dequantize_block
 from scaled_mm.gguf.gguf_file import QuantizedTensor, open_gguf, shown, supported
 from scaled_mm.gguf.quantize import quantize_block
 from scaled_mm.gguf_formats import WEIGHT_FORMATS
 from scaled_mm.gguf_k_quants import K_QUANTS
-from scaled_mm.models.blocks import lacks_memory, replace
+from scaled_mm.models.blocks import replace
 from scaled_mm.models.fuse import trial
 from scaled_mm.models.gguf_source import GgufSource
 from scaled_mm.models.progress import progress_bar

@@ -67,16 +67,14 @@ def save_pretrained(model: torch.nn.Module, path: str | os.PathLike, format: str
     if getattr(model, "generation_config", None) is not None:  # as it is: transformers' own saving refuses some that it has loaded
         configs["generation_config.json"] = model.generation_config.to_json_string()
     _check_readable(configs, tensors)
-    folder = _writable(path)
+    folder = check_folder(path)
     _write(configs, tensors, folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 
 
-def check_savable(model: torch.nn.Module, path: str | os.PathLike | None = None, argument: str = "path") -> None:
-    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name, and for a folder that it would refuse."""
-    if path is not None:
-        _writable(path, argument)
+def check_savable(model: torch.nn.Module) -> None:
+    """BadParamError for a model, quantized or not, whose tensors `save_pretrained` could not name."""
     names = Names(model)
     for name in model.state_dict():
         if name.rpartition(".")[0] not in names.float_experts | names.experts:
@@ -174,8 +172,8 @@ OWN = ("model*.safetensors", "model.safetensors.index.json", "config.json", "gen
 FOREIGN = ("*.safetensors", "pytorch_model*.bin", "adapter_config.json")
 
 
-def _writable(path: str | os.PathLike, argument: str = "path") -> Path:
-    """The folder, created if necessary, after a trial whether it can be written to."""
+def check_folder(path: str | os.PathLike, argument: str = "path") -> Path:
+    """The folder for a model, created if necessary. Raises BadParamError if it cannot be written to, or has weights of another model."""
     try:
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import torch
 
-from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import lacks_memory
+from scaled_mm.errors import BadParamError, lacks_memory
 from scaled_mm.models.gguf_source import GgufSource, first_of
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from scaled_mm.errors import BadParamError
-from scaled_mm.models.blocks import lacks_memory
+from scaled_mm.errors import BadParamError, lacks_memory
 from scaled_mm.models.fuse import trial
 
 

@@ -265,6 +265,13 @@ def test_a_model_that_is_not_there_leaves_no_folder(tmp_path, capsys):
     assert "MODEL: expected a folder, a GGUF file or a name on the hub" in capsys.readouterr().err and not (tmp_path / "int8").exists()
 
 
+def test_a_folder_with_the_weights_of_another_model_is_refused_before_a_model_is_loaded(model_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("scaled_mm.models.source.load_model", None)  # not called
+    (tmp_path / "pytorch_model.bin").write_text("old")
+    refused(capsys, "--out: expected a folder without the weights of another model", "quantize", model_folder, "--out", tmp_path, "--device", "cpu")
+    assert [file.name for file in tmp_path.iterdir()] == ["pytorch_model.bin"]
+
+
 def test_without_matplotlib_a_model_is_quantized_and_a_plot_of_eval_is_refused(model_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(plots, "unavailable", lambda: "matplotlib is not installed")
     assert main(["quantize", str(model_folder), "--out", str(tmp_path / "int8"), "--prompts", "2", "--device", "cpu"]) == 0

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from scaled_mm import cli
 from scaled_mm.cli import COMMANDS, common, doctor, main
@@ -137,7 +138,16 @@ def test_an_error_is_text_on_stderr_and_with_json_one_document_on_stdout(capsys,
     assert error["status"] == status and error["message"] in printed.err and printed.err == text.err
 
 
-@pytest.mark.parametrize("error, status", [(RuntimeError("a bug"), "INTERNAL_ERROR"), (FileNotFoundError(2, "No such file", "/x"), "OS_ERROR")])
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (RuntimeError("a bug"), "INTERNAL_ERROR"),
+        (FileNotFoundError(2, "No such file", "/x"), "OS_ERROR"),
+        (MemoryError(), "OUT_OF_MEMORY"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"), "OUT_OF_MEMORY"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4 bytes"), "OUT_OF_MEMORY"),
+    ],
+)
 def test_no_exception_exits_with_one_which_is_an_answer(capsys, monkeypatch, error, status):
     def fail():
         raise error
