@@ -59,8 +59,10 @@ def run(args: argparse.Namespace) -> int:
     if args.calibration is not None and str(args.calibration) != "none":
         text = common.text_of("--calibration", args.calibration)
     made = not args.out.exists()
-    out = common.writable_folder("--out", args.out)
     plots.preload()  # before the model is loaded: compiled parts of other packages can keep matplotlib from loading
+    from scaled_mm.models.save import check_folder
+
+    out = check_folder(args.out, "--out")
     try:
         return _quantize(args, config, text, out)
     except BaseException:
@@ -75,11 +77,10 @@ def _quantize(args: argparse.Namespace, config: Int8Config, text: str | None, ou
     from scaled_mm.errors import BadParamError
     from scaled_mm.models.data import PROMPT_TOKENS, windows
     from scaled_mm.models.quantize import quantize_
-    from scaled_mm.models.save import check_folder, check_savable, save_pretrained
+    from scaled_mm.models.save import check_savable, save_pretrained
     from scaled_mm.models.source import load_model, load_tokenizer
 
     device = common.device_of(args.device)
-    check_folder(out, "--out")  # before the model is loaded
     if not args.json:
         common.say(f"loading {args.model}")
     tokenizer = load_tokenizer(args.model)

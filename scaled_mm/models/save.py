@@ -181,7 +181,7 @@ def check_folder(path: str | os.PathLike, argument: str = "path") -> Path:
         own = {file for pattern in OWN for file in folder.glob(pattern)}
         others = sorted(file.name for pattern in FOREIGN for file in folder.glob(pattern) if file not in own)
     except (OSError, TypeError, ValueError) as error:
-        raise BadParamError(f"{argument}: expected a folder that can be written, got {os.fspath(path)!r}: {error}") from None
+        raise BadParamError(f"{argument}: expected a folder that can be written to, got {os.fspath(path)!r}: {error}") from None
     for file in sorted(own):
         if file.is_dir():
             raise BadParamError(f"{argument}: expected a file or none, got the folder {file}")
